@@ -29,7 +29,9 @@ class StateConfig:
     max_ctx: int = option(0, "context length; 0 means the model's own, as far as memory allows")
     cache_type_k: KvFormat = option("f16", "format of attention keys")
     cache_type_v: KvFormat = option("f16", "format of attention values")
-    kv_pages: int = option(0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx")
+    kv_pages: int = option(
+        0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx"
+    )
     max_concurrency: int = option(1, "sequences that may run at once")
 
 
@@ -37,7 +39,9 @@ class StateConfig:
 class StepConfig:
     """What one step may contain."""
 
-    prefill_chunk: int = option(256, "prompt tokens of one sequence computed in a step; multiple of 32")
+    prefill_chunk: int = option(
+        256, "prompt tokens of one sequence computed in a step; multiple of 32"
+    )
     max_exact_rows: int = option(64, "rows recomputed per step after a preemption")
 
 

@@ -55,7 +55,9 @@ class StepBatch:
     page_table: Tensor  # int32 [R, P] physical page of each logical page
     write_slots: Tensor  # int32 [T] physical place (page * PAGE_SIZE + lane) of the token's K and V
     slots: Tensor  # int32 [R] recurrent state slot
-    ancestors: Tensor | None  # int32 [T, A] write_slots of positions base.. up to the token itself, -1 pads
+    ancestors: (
+        Tensor | None
+    )  # int32 [T, A] write_slots of positions base.. up to the token itself, -1 pads
     parents: Tensor | None  # int32 [T] token index of the parent in this step, -1 for a row's first
     logit_rows: Tensor  # int64 [M] tokens whose logits are wanted
     spans: tuple[Span, ...]  # the products this step is made of, in token order

@@ -77,7 +77,9 @@ class QuantTensor:
         ]
 
     def to(self, device: torch.device | str) -> "QuantTensor":
-        return QuantTensor(name=self.name, data=self.data.to(device), format=self.format, shape=self.shape)
+        return QuantTensor(
+            name=self.name, data=self.data.to(device), format=self.format, shape=self.shape
+        )
 
 
 def cat_rows(tensors: Sequence[QuantTensor]) -> QuantTensor:

@@ -1,8 +1,8 @@
 """SamplingParams: how one request wants its tokens drawn. Frozen, validated on creation, no tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from collections.abc import Mapping
 
 from pydflash.errors import RequestError
 
