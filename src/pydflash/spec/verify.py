@@ -1,0 +1,60 @@
+"""Sample and match: walk each tree by the target's own draws.
+
+A node's draw is the token plain decoding would have drawn there; while a child carries it, the walk goes
+on. Whatever the tree holds, the tokens are those of plain decoding (design, rule 1).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pydflash.errors import EngineError
+from pydflash.sampling.sampler import Ask, Draw, Sampler
+from pydflash.spec.proposal import Proposal
+
+
+@dataclass(slots=True)
+class Walk:
+    """One row's outcome: accepted nodes from the root on, and the draw made at each.
+
+    `error` ends the row: the draw at the last node of `path` failed.
+    """
+
+    path: list[int] = field(default_factory=lambda: [0])
+    draws: list[Draw] = field(default_factory=list)
+    error: EngineError | None = None
+
+
+def verify(
+    sampler: Sampler,
+    logits: torch.Tensor,
+    proposals: Sequence[Proposal],
+    starts: Sequence[int],
+    ask: Callable[[int, list[int]], Ask],
+    is_last: Callable[[int, list[int]], bool],
+) -> list[Walk]:
+    """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
+
+    `ask(row, drawn)` states how to draw after the tokens drawn so far this round; `is_last(row, drawn)`
+    says that the latest drawn token ends the row, where plain decoding would have stopped.
+    """
+    walks = [Walk() for _ in proposals]
+    active = list(range(len(proposals)))
+    while active:
+        at = [starts[r] + walks[r].path[-1] for r in active]
+        asks = [ask(r, [d.token for d in walks[r].draws]) for r in active]
+        rows = logits[at] if len(at) != logits.shape[0] else logits
+        going = []
+        for r, draw in zip(active, sampler.sample(rows, asks), strict=True):
+            walk = walks[r]
+            if isinstance(draw, EngineError):
+                walk.error = draw
+                continue
+            walk.draws.append(draw)
+            child = proposals[r].child(walk.path[-1], draw.token)
+            if child is not None and not is_last(r, [d.token for d in walk.draws]):
+                walk.path.append(child)
+                going.append(r)
+        active = going
+    return walks
