@@ -37,13 +37,15 @@ def apply_penalties(
     factor = params.repetition_penalty
     values = np.where(values > 0.0, values / factor, values * factor)
     values = values - times * params.frequency_penalty - params.presence_penalty
-    row[ids] = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # an infinity here is the sampler's error to tell
+        row[ids] = values.astype(np.float32)
 
 
 def apply_bias(row: F32, bias: Mapping[int, float]) -> None:
     """Add a number to some logits in place."""
     for token, value in bias.items():
-        row[token] += np.float32(value)
+        with np.errstate(over="ignore"):
+            row[token] += np.float32(value)
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
