@@ -1,0 +1,35 @@
+"""Incremental decoding: text as tokens arrive, whole characters only, O(1) per token.
+
+Invariant: the pushes plus the flush, joined, equal `Tokenizer.decode` of all tokens.
+"""
+
+import codecs
+
+from pydflash.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Holds back the bytes of an unfinished UTF-8 character until it is whole or surely broken."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = False, continuing: bool = False
+    ) -> None:
+        """`skip_special` and `continuing` as in `Tokenizer.decode`."""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._strip = tokenizer.strips_leading_space and not continuing
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The characters that this token completes (often "", for a part of an emoji)."""
+        special = self._tokenizer.is_special(token)
+        if special and self._skip_special:
+            return ""
+        piece = self._tokenizer.token_bytes(token)
+        if self._strip and not special:
+            piece, self._strip = piece.removeprefix(b" "), False
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """What is left at the end: "" or U+FFFD for a character cut short. Ready for a new text."""
+        return self._decoder.decode(b"", final=True)
