@@ -4,15 +4,17 @@ Invariant: the pushes plus the flush, joined, equal `Tokenizer.decode` of all to
 """
 
 import codecs
+from typing import TYPE_CHECKING
 
-from pydflash.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from pydflash.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
     """Holds back the bytes of an unfinished UTF-8 character until it is whole or surely broken."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = False, continuing: bool = False
+        self, tokenizer: "Tokenizer", *, skip_special: bool = False, continuing: bool = False
     ) -> None:
         """`skip_special` and `continuing` as in `Tokenizer.decode`."""
         self._tokenizer = tokenizer
