@@ -1,0 +1,177 @@
+"""Rig: a loaded model driven below the engine, for measuring steps and reading logits.
+
+One sequence over its own pages. Nothing is scheduled and nothing sampled: a step here is what the engine's
+step costs before policy. Prompts lie on the prefill grid as they do in the engine.
+"""
+
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pydflash.bench.llama_cpp import pattern
+from pydflash.checkpoint.files import Checkpoint, open_checkpoint
+from pydflash.config import EngineConfig
+from pydflash.engine.batch import RowWork, build
+from pydflash.engine.request import Phase, Request, Sequence
+from pydflash.engine.scheduler import Row
+from pydflash.errors import CapacityError
+from pydflash.kernels import select
+from pydflash.kernels.ops import PAGE_SIZE, OpTable, StepBatch
+from pydflash.models.base import Model
+from pydflash.models.load import load_model
+from pydflash.sampling.params import SamplingParams
+from pydflash.spec.proposal import Proposal
+from pydflash.state.kv import KvStore
+from pydflash.state.pages import PagePool
+from pydflash.state.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step cannot do without: bytes read and floating-point operations (a multiply-add is two)."""
+
+    nbytes: float
+    flops: float
+
+
+class Rig:
+    """A model with room for `ctx` positions of one sequence."""
+
+    def __init__(
+        self, path: Path, *, ctx: int, threads: int, config: EngineConfig | None = None
+    ) -> None:
+        config = config or EngineConfig()
+        torch.set_num_threads(threads)
+        self.path = path
+        self.ctx = ctx
+        self.chunk = config.step.prefill_chunk
+        with open_checkpoint(path) as checkpoint:
+            self.ops: OpTable = select.build(
+                torch.device("cpu"), ops=config.runtime.ops, threads=threads
+            )
+            self.model: Model = load_model(checkpoint, self.ops, max_positions=ctx)
+            self._matrix = _matrix(checkpoint)
+        state = config.state
+        pages = -(-ctx // PAGE_SIZE)
+        self.kv = KvStore(
+            self.model.state_specs(), pages, state.cache_type_k, state.cache_type_v, self.ops
+        )
+        self.state = SequenceState(PagePool(pages), self.kv)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def cost(self, rows: int, depth: int) -> Cost:
+        """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once."""
+        elements, nbytes, query = self._matrix
+        stored = depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
+        attention = 4.0 * query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
+        return Cost(nbytes=nbytes + stored, flops=2.0 * elements * rows + attention)
+
+    def clear(self, keep: int = 0) -> None:
+        """Forget every position from `keep` on."""
+        self.state.rollback(keep)
+
+    def fill(self, depth: int) -> None:
+        """Start over and store `depth` positions of the pattern."""
+        self.clear()
+        self.read_prompt(pattern(depth, 0, self.vocab_size))
+
+    def read_prompt(self, tokens: Many[int], *, every: bool = False) -> torch.Tensor:
+        """Store a prompt through prefill chunks. f32 [1, V], or [len(tokens), V] when `every`."""
+        prompt = self._sequence(tokens)
+        outputs = []
+        while self.state.length < len(tokens):
+            base = self.state.length
+            count = min((base // self.chunk + 1) * self.chunk, len(tokens)) - base
+            prompt.stored = base
+            batch = self._batch(prompt, Phase.PREFILL, count)
+            if every:
+                batch = replace(batch, logit_rows=torch.arange(count))
+            outputs.append(self.model.forward(batch, self.kv.layers).logits)
+            self.state.extend(count)
+        return torch.cat([o for o in outputs if len(o)])
+
+    def verify(self, tokens: Many[int]) -> torch.Tensor:
+        """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
+        proposal = Proposal.chain(tokens)
+        batch = self._batch(self._sequence(tokens), Phase.DECODE, len(tokens), proposal)
+        return self.model.forward(batch, self.kv.layers).logits
+
+    def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
+        """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
+        outputs = []
+        for start in range(0, len(tokens), block):
+            piece = tokens[start : start + block]
+            outputs.append(self.verify(piece))
+            self.state.extend(len(piece))
+        return torch.cat(outputs)
+
+    def step(self, rows: int, depth: int, repeats: int) -> list[float]:
+        """Seconds of `repeats` exact steps of `rows` after `depth` stored positions, building included."""
+        tokens = pattern(rows, depth, self.vocab_size)
+        times = []
+        for _ in range(repeats):
+            self.clear(depth)
+            began = time.perf_counter()
+            self.verify(tokens)
+            times.append(time.perf_counter() - began)
+        return times
+
+    def prefill(self, count: int) -> float:
+        """Seconds to read a prompt of `count` tokens, the last one's logits included."""
+        self.clear()
+        tokens = pattern(count, 0, self.vocab_size)
+        began = time.perf_counter()
+        self.read_prompt(tokens)
+        return time.perf_counter() - began
+
+    def decode(self, count: int, depth: int) -> float:
+        """Seconds of `count` greedy steps after `depth` stored positions; the argmax is in it."""
+        self.fill(depth)
+        token = 1
+        began = time.perf_counter()
+        for _ in range(count):
+            logits = self.verify([token])
+            self.state.extend(1)
+            token = int(logits[0].argmax())
+        return time.perf_counter() - began
+
+    def _sequence(self, tokens: Many[int]) -> Sequence:
+        request = Request(prompt=tuple(tokens), params=SamplingParams(), seed=0)
+        return Sequence(request=request, max_tokens=1, tokens=list(tokens))
+
+    def _batch(
+        self, sequence: Sequence, phase: Phase, count: int, proposal: Proposal | None = None
+    ) -> StepBatch:
+        if self.state.length + count > self.ctx:
+            raise CapacityError(
+                f"{self.state.length} + {count} positions exceed the bench context of {self.ctx}; "
+                "ask for a smaller depth or fewer tokens"
+            )
+        self.state.reserve(count)
+        work = RowWork(Row(sequence, phase, count), self.state, proposal)
+        return build([work], self.ops.device)
+
+
+def _matrix(checkpoint: Checkpoint) -> tuple[int, int, int]:
+    """Elements and bytes of the matrices that a step multiplies by, and query elements over all layers."""
+    tensors = checkpoint.tensors
+    untied = "output.weight" in tensors
+    used = [
+        t
+        for t in tensors.values()
+        if len(t.shape) > 1 and not (untied and t.name == "token_embd.weight")
+    ]
+    query = sum(t.shape[-2] for t in tensors.values() if t.name.endswith("attn_q.weight"))
+    elements = 0
+    for tensor in used:
+        size = 1
+        for dim in tensor.shape:
+            size *= dim
+        elements += size
+    return elements, sum(t.nbytes for t in used), query
