@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 # The instruction sets that kernels choose by, as /proc/cpuinfo and sysctl spell them.
-ISA_FEATURES = [
+ISA_FEATURES = (
     "sse4_2",
     "avx",
     "f16c",
@@ -34,7 +34,7 @@ ISA_FEATURES = [
     "i8mm",
     "bf16",
     "sve",
-]
+)
 _ROOT = Path("/")
 
 

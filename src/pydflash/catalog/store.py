@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from pydflash.catalog.cache import (
     NOTE,
     Installed,
@@ -110,6 +108,8 @@ def _sound(name: str) -> Installed | None:
 
 @contextmanager
 def _locked(name: str, progress: Report) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # 25 ms of every `--help` otherwise
+
     locks = models_dir() / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
     lock = FileLock(locks / f"{name}.lock")

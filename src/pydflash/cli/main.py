@@ -5,6 +5,7 @@ never imports torch. Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrup
 """
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets "?", not a crash
     try:
         _check_verb(words)
         result = build_app()(
