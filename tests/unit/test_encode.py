@@ -1,10 +1,8 @@
 """`encode`: plain formats against the official quantiser, K formats against llama.cpp's recorded error."""
 
 import base64
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,24 +14,12 @@ from pydflash.kernels.ref.quant import dequantize
 from pydflash.quant.encode import WRITABLE, can_encode, encode
 from pydflash.quant.formats import FORMATS
 from pydflash.quant.tensor import QuantTensor
+from tests.oracles import kquant_golden
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE.parent / "golden" / "kquant_rmse.json").read_text())
 PLAIN = ["BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "F32"]
 SUPER = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-
-
-def load_oracle() -> ModuleType:
-    path = HERE.parent / "oracles" / "kquant_golden.py"
-    spec = importlib.util.spec_from_file_location("kquant_golden", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ORACLE = load_oracle()
 
 
 def round_trip(x: torch.Tensor, name: str, importance: torch.Tensor | None = None) -> torch.Tensor:
@@ -77,7 +63,7 @@ def test_encode_matches_the_official_quantiser(name: str) -> None:
 @pytest.mark.parametrize("name", SUPER)
 @pytest.mark.parametrize("tensor", list(GOLDEN["made"]))
 def test_encode_errs_no_more_than_llama_cpp(name: str, tensor: str) -> None:
-    x = torch.from_numpy(ORACLE.made_tensors()[tensor])
+    x = torch.from_numpy(kquant_golden.made_tensors()[tensor])
     assert rmse(x, name) <= 1.02 * GOLDEN["made"][tensor][name]
 
 
@@ -85,7 +71,7 @@ def test_encode_errs_no_more_than_llama_cpp(name: str, tensor: str) -> None:
 @pytest.mark.parametrize("tensor", list(GOLDEN["model_tensors"]))
 def test_encode_errs_no_more_than_llama_cpp_on_a_model(name: str, tensor: str) -> None:
     record = GOLDEN["model_tensors"][tensor]
-    x = torch.from_numpy(ORACLE.decode_q4_1(base64.b64decode(record["q4_1"])))
+    x = torch.from_numpy(kquant_golden.decode_q4_1(base64.b64decode(record["q4_1"])))
     assert rmse(x, name) <= 1.02 * record[name]
 
 
