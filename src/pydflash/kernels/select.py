@@ -11,6 +11,8 @@ from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import OpTable
 from pydflash.kernels.ref import ops as ref_ops
 
+_BACKENDS = ("cpu", "ref")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -22,22 +24,18 @@ class Candidate:
 
 def build(device: torch.device, *, ops: str = "auto", threads: int = 1) -> OpTable:
     """The OpTable for `device`. `ops` is "auto" or a backend's name, which then must be able to serve."""
-    for candidate in candidates(device):
-        if ops not in ("auto", candidate.name):
-            continue
-        if candidate.reason is None:
-            return _make(candidate.name, device, threads)
-        if ops == candidate.name:
-            raise UnsupportedError(f"--ops {ops} cannot serve {device}: {candidate.reason}")
-    raise UnsupportedError(f"--ops {ops} is unknown; choose auto, cpu or ref")
+    if ops not in ("auto", *_BACKENDS):
+        raise UnsupportedError(f"--ops {ops} is unknown; choose auto, {' or '.join(_BACKENDS)}")
+    for name in _BACKENDS if ops == "auto" else (ops,):
+        reason = _reason(name, device)
+        if reason is None:
+            return _make(name, device, threads)
+    raise UnsupportedError(f"--ops {ops} cannot serve {device}: {reason}")
 
 
 def candidates(device: torch.device) -> list[Candidate]:
     """Backends in order of preference, with the reason against each that cannot serve."""
-    return [
-        Candidate(name="cpu", reason=_cpu_reason(device)),
-        Candidate(name="ref", reason=None),
-    ]
+    return [Candidate(name=name, reason=_reason(name, device)) for name in _BACKENDS]
 
 
 def explain(device: torch.device) -> list[str]:
@@ -59,7 +57,9 @@ def supported_formats(device: torch.device | str) -> frozenset[str]:
     return build(torch.device(device)).formats
 
 
-def _cpu_reason(device: torch.device) -> str | None:
+def _reason(name: str, device: torch.device) -> str | None:
+    if name == "ref":
+        return None
     if device.type != "cpu":
         return "compiled CPU kernels serve the CPU only"
     from pydflash.kernels.cpu import library

@@ -35,7 +35,12 @@ class KvStore:
     """Pages for every layer, allocated once."""
 
     def __init__(
-        self, specs: Sequence[PagedKVSpec], num_pages: int, k_format: str, v_format: str, ops: OpTable
+        self,
+        specs: Sequence[PagedKVSpec],
+        num_pages: int,
+        k_format: str,
+        v_format: str,
+        ops: OpTable,
     ) -> None:
         for spec in specs:
             for form in (k_format, v_format):

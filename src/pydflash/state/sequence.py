@@ -51,7 +51,8 @@ class SequenceState:
             mine = fresh.pop()
             lanes = range(PAGE_SIZE)
             self._kv.copy(
-                [self.pages[i] * PAGE_SIZE + n for n in lanes], [mine * PAGE_SIZE + n for n in lanes]
+                [self.pages[i] * PAGE_SIZE + n for n in lanes],
+                [mine * PAGE_SIZE + n for n in lanes],
             )
             self._pool.free([self.pages[i]])
             self.pages[i] = mine
@@ -96,9 +97,7 @@ class SequenceState:
 
     def export(self) -> Snapshot:
         self._trim()
-        return Snapshot(
-            layout=self._kv.layout, length=self.length, kv=self._kv.export(self.pages)
-        )
+        return Snapshot(layout=self._kv.layout, length=self.length, kv=self._kv.export(self.pages))
 
     def import_(self, snapshot: Snapshot) -> None:
         """Replace this state by a snapshot. Raises OutOfPages when the pool cannot hold it."""

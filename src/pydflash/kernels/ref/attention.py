@@ -17,7 +17,7 @@ _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def attention(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Tensor:
     """qkv f32 [T, (H + 2G) * D] -> f32 [T, H * D]. Stores this step's keys and values first."""
     H, G, D = args.heads, args.kv_heads, args.head_dim
-    q, k, v = qkv.view(-1, H + 2 * G, D).split((H, G, G), 1)
+    q, k, v = torch.split(qkv.view(-1, H + 2 * G, D), [H, G, G], 1)
     if args.q_norm is not None:
         q = rms_norm(q, args.q_norm, args.eps)
     if args.k_norm is not None:
@@ -83,7 +83,7 @@ def copy_slots(kv: PagedKV, src: Tensor, dst: Tensor) -> None:
 
 def quantize_q8_0(x: Tensor) -> tuple[Tensor, Tensor]:
     """f32 [..., D] -> int8 [..., D] codes and f16 [..., D / 32] scales, GGUF's Q8_0."""
-    blocks = x.unflatten(-1, (-1, 32))
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
     d = blocks.abs().amax(-1, keepdim=True) / 127
     inverse = torch.where(d > 0, 1 / d, torch.zeros_like(d))
     scaled = blocks * inverse

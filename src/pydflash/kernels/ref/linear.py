@@ -58,9 +58,7 @@ def embed(weight: Weight, tokens: Tensor) -> Tensor:
     part: QuantTensor = parts[0]
     data = part.data[tokens.long()].contiguous()
     shape = (data.shape[0], weight.cols)
-    return dequantize(
-        QuantTensor(name=part.name, data=data, format=part.format, shape=shape)
-    )
+    return dequantize(QuantTensor(name=part.name, data=data, format=part.format, shape=shape))
 
 
 def product(x: Tensor, w: Tensor, bias: Tensor | None, spans: Sequence[Span]) -> Tensor:
@@ -74,7 +72,7 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, spans: Sequence[Span]) ->
 
 def by_span(fn: Callable[[Tensor], Tensor], x: Tensor, spans: Sequence[Span]) -> Tensor:
     """Apply fn to each exact row alone and to each prefill chunk whole; concatenate along rows."""
-    out = []
+    out: list[Tensor] = []
     for span in spans:
         if span.kind is RowKind.EXACT:
             out.extend(fn(x[t : t + 1]) for t in range(span.start, span.stop))

@@ -1,0 +1,208 @@
+"""Engine: the loop. Plan, propose, batch, forward, verify, commit, update (design, section G).
+
+One thread drives it. Requests go in by `add`, tokens come out of `step`.
+"""
+
+import time
+from collections.abc import Sequence as Many
+
+from pydflash.engine import batch as batches
+from pydflash.engine.batch import RowWork
+from pydflash.engine.request import Phase, Request, Sequence, StepResult
+from pydflash.engine.scheduler import Scheduler, StepPlan
+from pydflash.engine.states import States
+from pydflash.errors import ContextLengthError, RequestError
+from pydflash.models.base import Model, StepOutput
+from pydflash.sampling.penalties import has_penalties
+from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.spec.proposal import Proposal
+from pydflash.spec.proposer import PlainProposer, Proposer
+from pydflash.spec.verify import Walk, verify
+
+
+class Engine:
+    """Runs any number of requests over one model."""
+
+    def __init__(
+        self,
+        model: Model,
+        states: States,
+        *,
+        max_ctx: int,
+        max_running: int,
+        prefill_chunk: int,
+        max_exact_rows: int,
+        eog: frozenset[int],
+        proposer: Proposer | None = None,
+    ) -> None:
+        self.model = model
+        self.states = states
+        self.max_ctx = max_ctx
+        self.eog = eog
+        self.proposer = proposer or PlainProposer()
+        self.sampler = Sampler(model.vocab_size)
+        self.scheduler = Scheduler(
+            max_running=max_running,
+            prefill_chunk=prefill_chunk,
+            max_exact_rows=max_exact_rows,
+            width=self.proposer.max_nodes,
+            max_ctx=max_ctx,
+            pages=states,
+        )
+        self._sequences: dict[int, Sequence] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        return self.scheduler.is_idle
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Raises ContextLengthError, or RequestError for a bad token."""
+        check_request(request, self.model.vocab_size, self.max_ctx)
+        room = self.max_ctx - len(request.prompt)
+        sequence = Sequence(
+            request=request,
+            max_tokens=min(room, request.params.max_tokens or room),
+            tokens=list(request.prompt),
+        )
+        self._sequences[request.id] = sequence
+        self.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, request_id: int) -> Sequence | None:
+        """End a request where it stands; its pages are free at once. None if it is already over."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.finish = "abort"
+            self._end(sequence)
+        return sequence
+
+    def step(self) -> list[StepResult]:
+        """One forward pass. Returns what it gave each sequence that got a token or ended."""
+        plan = self.scheduler.plan(self._admit)
+        work = self._work(plan)
+        if not work:
+            return []
+        batch = batches.build(work, self.states.kv.ops.device)
+        output = self.model.forward(batch, self.states.kv.layers)
+        walks = self._verify(work, output)
+        self._commit(work, walks)
+        return self._update(work, walks)
+
+    def _admit(self, sequence: Sequence) -> None:
+        if not sequence.clock.started:
+            sequence.clock.started = time.perf_counter()
+        self.states.admit(sequence)
+
+    def _work(self, plan: StepPlan) -> list[RowWork]:
+        decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
+        proposals = self.proposer.propose([r.sequence.tokens for r in decoding])
+        work = []
+        for i, row in enumerate(plan.rows):
+            state = self.states.reserve(row.sequence, row.count)
+            proposal = None
+            if i < len(decoding):
+                proposal = proposals[i]
+                if len(proposal.tokens) > row.count:
+                    proposal = Proposal.root(proposal.tokens[0])
+            work.append(RowWork(row, state, proposal))
+        return work
+
+    def _verify(self, work: Many[RowWork], output: StepOutput) -> dict[int, Walk]:
+        """Walk every row that has logits. Keys are indices into `work`."""
+        rows, proposals, starts = [], [], []
+        at = 0
+        for i, w in enumerate(work):
+            if w.proposal is not None:
+                rows.append(i)
+                proposals.append(w.proposal)
+            elif batches.wants_logits(w.row):
+                rows.append(i)
+                proposals.append(Proposal.root(w.row.sequence.tokens[-1]))
+            else:
+                continue
+            starts.append(at)
+            at += len(proposals[-1].tokens)
+        sequences = [work[i].row.sequence for i in rows]
+
+        def ask(r: int, drawn: list[int]) -> Ask:
+            return self._ask(sequences[r], drawn)
+
+        def is_last(r: int, drawn: list[int]) -> bool:
+            return self._finish(sequences[r], drawn) is not None
+
+        walks = verify(self.sampler, output.logits, proposals, starts, ask, is_last)
+        return dict(zip(rows, walks, strict=True))
+
+    def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
+        params = sequence.request.params
+        generated = sequence.num_generated + len(drawn)
+        return Ask(
+            params=params,
+            seed=sequence.request.seed,
+            position=len(sequence.tokens) + len(drawn),
+            generated=[*sequence.generated, *drawn] if has_penalties(params) else (),
+            prompt=sequence.request.prompt,
+            ban=self.eog if generated < params.min_tokens else frozenset(),
+        )
+
+    def _finish(self, sequence: Sequence, drawn: list[int]) -> str | None:
+        """Why the row ends after `drawn`, if it does."""
+        params = sequence.request.params
+        token = drawn[-1]
+        if token in params.stop_token_ids or (token in self.eog and not params.ignore_eos):
+            return "stop"
+        return "length" if sequence.num_generated + len(drawn) >= sequence.max_tokens else None
+
+    def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> None:
+        for i, w in enumerate(work):
+            if w.proposal is None:
+                w.state.extend(w.row.count)
+            else:
+                w.state.commit(walks[i].path)
+            w.row.sequence.stored = w.state.length
+
+    def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:
+        results = []
+        now = time.perf_counter()
+        for i, walk in walks.items():
+            sequence = work[i].row.sequence
+            drawn = [d.token for d in walk.draws]
+            if drawn:
+                sequence.clock.first_token = sequence.clock.first_token or now
+                if self._finish(sequence, drawn) == "stop":
+                    sequence.finish, sequence.stop_token = "stop", drawn[-1]
+                elif self._finish(sequence, drawn) == "length":
+                    sequence.finish = "length"
+                sequence.tokens += drawn
+            if walk.error is not None:
+                sequence.finish = "error"
+            if sequence.finish is not None:
+                self._end(sequence)
+            results.append(StepResult(sequence=sequence, draws=tuple(walk.draws), error=walk.error))
+        return results
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.FINISHED
+        sequence.clock.finished = time.perf_counter()
+        self.scheduler.remove(sequence)
+        self.states.finish(sequence)
+        del self._sequences[sequence.request.id]
+
+
+def check_request(request: Request, vocab_size: int, max_ctx: int) -> None:
+    """Refuse what cannot be answered, before it takes anything."""
+    prompt = request.prompt
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    if len(prompt) >= max_ctx:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and the context holds {max_ctx}; shorten it or "
+            "raise --max-ctx"
+        )
+    bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
+    if bad is None:
+        bad = next((t for t in request.params.logit_bias if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise RequestError(
+            f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
+        )

@@ -1,0 +1,95 @@
+"""What fits: weights, KV pages and reserve against the memory there is, before anything is allocated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydflash.config import StateConfig
+from pydflash.errors import CapacityError
+from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.state.base import StateSpec
+from pydflash.state.kv import page_bytes
+
+RESERVE_BYTES = 256 << 20
+"""Left for activations, logits, the tokenizer and the rest of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Sizes in bytes; `pages` of PAGE_SIZE positions; `max_ctx` positions of one sequence."""
+
+    weights: int
+    page: int
+    pages: int
+    max_ctx: int
+    available: int
+    sequences: int
+
+    @property
+    def kv(self) -> int:
+        return self.pages * self.page
+
+    def lines(self) -> list[str]:
+        """The table printed at start."""
+        return [
+            f"weights {_mib(self.weights)}",
+            f"kv cache {_mib(self.kv)} ({self.pages} pages of {PAGE_SIZE} positions, "
+            f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
+            f"context {self.max_ctx} positions, {self.sequences} at once",
+            f"free memory {_mib(self.available)}, reserve {_mib(RESERVE_BYTES)}",
+        ]
+
+
+def plan_memory(
+    *,
+    weights: int,
+    specs: Sequence[StateSpec],
+    model_ctx: int,
+    state: StateConfig,
+    available: int,
+) -> MemoryPlan:
+    """Choose context and pages. An asked context that does not fit is refused with what would."""
+    page = page_bytes(specs, state.cache_type_k, state.cache_type_v)
+    room = available - weights - RESERVE_BYTES
+    fits = max(0, room // page) if page else 0
+    if fits < 1:
+        raise CapacityError(
+            f"the model needs {_mib(weights)} and {_mib(RESERVE_BYTES)} of reserve, "
+            f"{_mib(available)} are free; use a smaller model or quantisation, or free memory"
+        )
+    if state.max_ctx > model_ctx:
+        raise CapacityError(
+            f"--max-ctx {state.max_ctx} is beyond the {model_ctx} positions the model was made for; "
+            f"use --max-ctx {model_ctx} or less"
+        )
+    if state.max_ctx:
+        max_ctx = state.max_ctx
+    else:
+        # Left to us, the cache takes at most half of the room and never starves a sequence.
+        even = fits // 2 // state.max_concurrency
+        max_ctx = min(model_ctx, max(1, even) * PAGE_SIZE)
+    whole = -(-max_ctx // PAGE_SIZE)
+    pages = state.kv_pages or whole * state.max_concurrency
+    if pages < whole:
+        raise CapacityError(
+            f"--kv-pages {pages} holds {pages * PAGE_SIZE} positions, one sequence of {max_ctx} needs "
+            f"{whole} pages; raise --kv-pages or use --max-ctx {pages * PAGE_SIZE}"
+        )
+    if pages > fits:
+        raise CapacityError(
+            f"a context of {max_ctx} for {state.max_concurrency} sequences needs "
+            f"{_mib(pages * page)} of KV cache, {_mib(max(room, 0))} are left beside the weights; "
+            f"use --max-ctx {max(1, fits // state.max_concurrency) * PAGE_SIZE} or less, "
+            "fewer sequences, or --cache-type-k q8_0 --cache-type-v q8_0"
+        )
+    return MemoryPlan(
+        weights=weights,
+        page=page,
+        pages=pages,
+        max_ctx=max_ctx,
+        available=available,
+        sequences=state.max_concurrency,
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,94 @@
+"""Request and Sequence: one answer being made, in host integers. No tensors, no torch."""
+
+import enum
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydflash.errors import EngineError
+from pydflash.sampling.params import SamplingParams
+from pydflash.sampling.sampler import Draw
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+_ids = itertools.count(1)
+
+
+class Phase(enum.Enum):
+    """Where a sequence stands. Only WAITING ones hold no pages (a preempted one waits again)."""
+
+    WAITING = enum.auto()
+    PREFILL = enum.auto()
+    RECOMPUTE = enum.auto()
+    DECODE = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to answer and how. `keep` names a conversation whose state outlives the request."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    keep: str | None = None
+    id: int = field(default_factory=lambda: next(_ids))
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """When things happened, in seconds of `time.perf_counter`."""
+
+    added: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """A request under way. `tokens` are prompt and answer; the last one is pending while decoding."""
+
+    request: Request
+    max_tokens: int
+    tokens: list[int]
+    phase: Phase = Phase.WAITING
+    stored: int = 0  # mirrors the state's length
+    cached: int = 0  # prompt tokens found in kept state
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def settle(self) -> Phase:
+        """The phase that `stored` implies for a sequence holding pages."""
+        if self.stored < self.num_prompt:
+            return Phase.PREFILL
+        if self.stored < len(self.tokens) - 1:
+            return Phase.RECOMPUTE
+        return Phase.DECODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave one sequence: new tokens with their draws, and whether it ended."""
+
+    sequence: Sequence
+    draws: tuple[Draw, ...] = ()
+    error: EngineError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence.finish is not None

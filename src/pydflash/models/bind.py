@@ -1,0 +1,107 @@
+"""Binder: hands a checkpoint's tensors to a model, strictly.
+
+Invariant: every tensor of the file is bound once or explicitly ignored, and has the shape the model
+states; anything else is an error at load that names the tensor.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable
+
+import torch
+
+from pydflash.checkpoint.files import Checkpoint
+from pydflash.errors import CheckpointError, UnsupportedError
+from pydflash.kernels.ops import OpTable, Weight
+from pydflash.kernels.ref.quant import dequantize
+from pydflash.quant.tensor import QuantTensor
+
+Tensor = torch.Tensor
+
+
+class Binder:
+    """Reads tensors by name for one device and remembers which were taken."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, ops: OpTable, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.ops = ops
+        self.nbytes = 0
+        self._taken: set[str] = set()
+        self._progress = progress
+
+    def has(self, name: str) -> bool:
+        return name in self.checkpoint.tensors
+
+    def weight(
+        self, parts: dict[str, int], cols: int, *, bias: bool = False, table: bool = False
+    ) -> Weight:
+        """A product operand merged along rows from named parts {name: rows}, each [rows, cols].
+
+        With `bias`, each part's `.bias` is added when the file has one. A `table` is an embedding, which
+        every readable format can serve.
+        """
+        tensors = [self._take(name, (rows, cols)) for name, rows in parts.items()]
+        for t in tensors:
+            if t.format.name not in self.ops.formats:
+                raise UnsupportedError(
+                    f"{t.name} is {t.format.name}; the {self.ops.name} backend has no kernel for it; "
+                    "run with --ops ref or requantise the file with `pydflash quantize`"
+                )
+        weight = self.ops.prepare(tensors, self._bias(parts) if bias else None)
+        self.nbytes += weight.nbytes
+        if not self.ops.borrows:
+            for t in tensors:
+                self.checkpoint.release(t.name)
+        return weight
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A small tensor as f32 [size] on the device."""
+        tensor = self._take(name, (size,))
+        self.nbytes += 4 * size
+        return dequantize(tensor).to(self.ops.device).clone()
+
+    def vector_or_none(self, name: str, size: int) -> Tensor | None:
+        return self.vector(name, size) if self.has(name) else None
+
+    def ignore(self, patterns: Iterable[str]) -> None:
+        """Tensors that the model knows and leaves out."""
+        for pattern in patterns:
+            self._taken.update(fnmatch.filter(self.checkpoint.tensors, pattern))
+
+    def finish(self) -> None:
+        """Refuse a file with tensors that nothing asked for."""
+        left = sorted(set(self.checkpoint.tensors) - self._taken)
+        if left:
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            raise CheckpointError(
+                f"{self.checkpoint.path.name} has tensors this architecture does not use: "
+                f"{', '.join(left[:3])}{more}; the file may need a newer pydflash"
+            )
+
+    def _bias(self, parts: dict[str, int]) -> Tensor | None:
+        found = {
+            name: self.vector_or_none(name.removesuffix(".weight") + ".bias", rows)
+            for name, rows in parts.items()
+        }
+        if all(b is None for b in found.values()):
+            return None
+        zeros = {name: torch.zeros(rows, device=self.ops.device) for name, rows in parts.items()}
+        return torch.cat([zeros[n] if b is None else b for n, b in found.items()])
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> QuantTensor:
+        info = self.checkpoint.tensors.get(name)
+        if info is None:
+            raise CheckpointError(
+                f"{self.checkpoint.path.name} has no tensor {name}; the file is incomplete: "
+                "download or convert it again"
+            )
+        if tuple(info.shape) != shape:
+            raise CheckpointError(
+                f"{name} is {list(info.shape)}, the metadata implies {list(shape)}; "
+                "the file is inconsistent: download or convert it again"
+            )
+        self._taken.add(name)
+        if self._progress is not None:
+            self._progress(info.nbytes)
+        return self.checkpoint.tensor(name)

@@ -1,0 +1,162 @@
+"""The composition root: a path and a config become an engine, a tokenizer and a template.
+
+The only file that knows every part.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pydflash.checkpoint.files import Checkpoint, open_checkpoint
+from pydflash.checkpoint.meta import read_vocabulary
+from pydflash.config import EngineConfig
+from pydflash.device import available_memory_bytes, default_threads
+from pydflash.engine.engine import Engine
+from pydflash.engine.memory import MemoryPlan, plan_memory
+from pydflash.engine.states import States
+from pydflash.errors import ConfigError
+from pydflash.kernels import select
+from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.models.load import describe
+from pydflash.spec.proposer import Proposer
+from pydflash.state.kv import KvStore
+from pydflash.state.pages import PagePool
+from pydflash.text.template import ChatTemplate
+from pydflash.text.tokenizer import Tokenizer
+from pydflash.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Everything a face needs of a model that is ready to answer."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    plan: MemoryPlan
+    ops: str
+    threads: int
+    load_s: float
+
+    def lines(self) -> list[str]:
+        """What was chosen at load, for a person to read."""
+        return [
+            f"{self.name}: {self.engine.model.arch}, {self.ops} kernels, {self.threads} threads, "
+            f"loaded in {self.load_s:.2f} s",
+            *self.plan.lines(),
+        ]
+
+
+def load(
+    path: Path,
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    proposer: Proposer | None = None,
+) -> Loaded:
+    """Open, plan, bind. `progress` is told (bytes done, bytes in all)."""
+    start = time.perf_counter()
+    _check(config)
+    threads = config.runtime.threads or default_threads()
+    torch.set_num_threads(threads)
+    checkpoint = open_checkpoint(path)
+    language = _Language(checkpoint)
+    device = torch.device("cpu")
+    ops = select.build(device, ops=config.runtime.ops, threads=threads)
+    described = describe(checkpoint)
+    plan = plan_memory(
+        weights=checkpoint.nbytes,
+        specs=described.config.state_specs(),
+        model_ctx=described.config.max_positions,
+        state=config.state,
+        available=available_memory_bytes(),
+    )
+    done = 0
+
+    def tell(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, checkpoint.nbytes)
+
+    model = described.load(ops, plan.max_ctx, tell)
+    kv = KvStore(
+        model.state_specs(), plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops
+    )
+    tokenizer, template = language.result()
+    engine = Engine(
+        model,
+        States(PagePool(plan.pages), kv),
+        max_ctx=plan.max_ctx,
+        max_running=config.state.max_concurrency,
+        prefill_chunk=config.step.prefill_chunk,
+        max_exact_rows=config.step.max_exact_rows,
+        eog=tokenizer.eog,
+        proposer=proposer,
+    )
+    return Loaded(
+        name=checkpoint.meta.str("general.name", default=path.stem),
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        plan=plan,
+        ops=ops.name,
+        threads=threads,
+        load_s=time.perf_counter() - start,
+    )
+
+
+def build_language(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate]:
+    """The tokenizer and the chat template that a file carries (ChatML when it has none)."""
+    vocabulary = Vocabulary(**read_vocabulary(checkpoint.meta))
+    tokenizer = Tokenizer(vocabulary)
+    source = checkpoint.meta.str("tokenizer.chat_template", default="")
+    if not source:
+        return tokenizer, ChatTemplate.chatml()
+
+    def text(token: int | None) -> str | None:
+        return None if token is None else vocabulary.tokens[token]
+
+    return tokenizer, ChatTemplate(source, bos=text(vocabulary.bos), eos=text(vocabulary.eos))
+
+
+class _Language:
+    """Builds tokenizer and template on a second thread, while weights are laid out."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._made: tuple[Tokenizer, ChatTemplate] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(checkpoint,), daemon=True)
+        self._thread.start()
+
+    def _run(self, checkpoint: Checkpoint) -> None:
+        try:
+            self._made = build_language(checkpoint)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> tuple[Tokenizer, ChatTemplate]:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._made is not None
+        return self._made
+
+
+def _check(config: EngineConfig) -> None:
+    if config.runtime.target_device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"--target-device {config.runtime.target_device}: this version runs on cpu only"
+        )
+    chunk = config.step.prefill_chunk
+    if chunk < PAGE_SIZE or chunk % PAGE_SIZE:
+        raise ConfigError(f"--prefill-chunk {chunk} must be a multiple of {PAGE_SIZE}")
+    if config.state.max_concurrency < 1:
+        raise ConfigError("--max-concurrency must be 1 or more")
+    if config.runtime.threads < 0 or config.state.max_ctx < 0 or config.state.kv_pages < 0:
+        raise ConfigError("--threads, --max-ctx and --kv-pages must be 0 (automatic) or more")

@@ -1,0 +1,103 @@
+"""Worker: the one thread that drives the engine. Requests go in by a queue, results come out by one each.
+
+A reader that falls behind or goes away never holds the engine; a crash reaches every open request.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydflash.engine.engine import Engine, check_request
+from pydflash.engine.request import Request, StepResult
+from pydflash.errors import EngineError
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request under way: read `results` until one is finished or an error."""
+
+    request: Request
+    results: "queue.SimpleQueue[StepResult | EngineError]" = field(
+        default_factory=queue.SimpleQueue
+    )
+
+
+class Worker:
+    """Owns the engine after construction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._open: dict[int, Ticket] = {}
+        self._dead: EngineError | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="pydflash-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> Ticket:
+        """Start a request. Raises RequestError at once for one that cannot be answered."""
+        check_request(request, self._engine.model.vocab_size, self._engine.max_ctx)
+        self._engine.sampler.check(request.params)
+        ticket = Ticket(request)
+        with self._lock:
+            if self._dead is not None:
+                raise EngineError(f"the engine has stopped: {self._dead}")
+            self._open[request.id] = ticket
+        self._inbox.put(lambda: self._add(request))
+        return ticket
+
+    def abort(self, ticket: Ticket) -> None:
+        """Stop a request; harmless when it is over."""
+        self._inbox.put(lambda: self._abort(ticket))
+
+    def forget(self, keep: str) -> None:
+        """Drop what a conversation kept."""
+        self._inbox.put(lambda: self._engine.states.forget(keep))
+
+    def close(self) -> None:
+        """End every open request and stop the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._serve():
+                pass
+            self._fail(EngineError("the engine was closed"))
+        except BaseException as error:
+            self._fail(EngineError(f"the engine failed: {error!r}"))
+
+    def _serve(self) -> bool:
+        """Take messages, then a step. False when asked to close."""
+        while self._engine.is_idle or not self._inbox.empty():
+            message = self._inbox.get()
+            if message is None:
+                return False
+            message()
+        for result in self._engine.step():
+            self._deliver(result)
+        return True
+
+    def _add(self, request: Request) -> None:
+        self._engine.add(request)
+
+    def _abort(self, ticket: Ticket) -> None:
+        sequence = self._engine.abort(ticket.request.id)
+        if sequence is not None:
+            self._deliver(StepResult(sequence=sequence))
+
+    def _deliver(self, result: StepResult) -> None:
+        ticket = self._open[result.sequence.request.id]
+        if result.finished:
+            with self._lock:
+                del self._open[ticket.request.id]
+        ticket.results.put(result)
+
+    def _fail(self, error: EngineError) -> None:
+        with self._lock:
+            self._dead = error
+            left = list(self._open.values())
+            self._open.clear()
+        for ticket in left:
+            ticket.results.put(error)
