@@ -32,8 +32,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     format: QuantFormat
     nbytes: int
-    file: int
-    offset: int
+    file: int = 0
+    offset: int = 0
 
 
 class Checkpoint:

@@ -3,7 +3,7 @@
 `{arch}.` at the start of a key stands for the file's own architecture. Values are decoded on first ask.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar, overload
 
@@ -82,6 +82,9 @@ class Meta:
 
     def keys(self) -> list[str]:
         return list(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
 
     def __contains__(self, key: str) -> bool:
         return self._expand(key) in self._entries
