@@ -21,7 +21,7 @@ from pydflash.errors import CapacityError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, StepBatch
 from pydflash.models.base import Model
-from pydflash.models.load import load_model
+from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
 from pydflash.state.kv import KvStore
@@ -52,7 +52,7 @@ class Rig:
             self.ops: OpTable = select.build(
                 torch.device("cpu"), ops=config.runtime.ops, threads=threads
             )
-            self.model: Model = load_model(checkpoint, self.ops, max_positions=ctx)
+            self.model: Model = describe(checkpoint).load(self.ops, ctx)
             self._matrix = _matrix(checkpoint)
         state = config.state
         pages = -(-ctx // PAGE_SIZE)
