@@ -5,10 +5,9 @@ stops the answer, not the program; Ctrl-D or /quit leaves.
 """
 
 import contextlib
-import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -117,8 +116,13 @@ class Repl:
             print("no answer yet", file=sys.stderr)
             return
         print(single.figures(self._last), file=sys.stderr)
-        for name, value in _facts(self._conversation.stats):
-            print(f"{name.replace('_', ' ')}: {value}", file=sys.stderr)
+        usage = self._last.usage
+        print(
+            f"conversation {len(self._conversation.messages)} messages, "
+            f"{usage.prompt_tokens + usage.completion_tokens} tokens · "
+            f"ended by {self._last.reason} · seed {self._last.seed}",
+            file=sys.stderr,
+        )
 
     def _inputs(self) -> Iterator[str]:
         """Messages: a line each, or several joined where a line ends with a backslash."""
@@ -149,14 +153,6 @@ class Repl:
         if not line:
             raise EOFError
         return line.rstrip("\r\n")
-
-
-def _facts(stats: Any) -> list[tuple[str, Any]]:
-    if isinstance(stats, Mapping):
-        return list(stats.items())
-    if dataclasses.is_dataclass(stats):
-        return [(field.name, getattr(stats, field.name)) for field in dataclasses.fields(stats)]
-    return []
 
 
 @contextlib.contextmanager

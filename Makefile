@@ -1,0 +1,68 @@
+# Everything the project does, for people and for CI alike. Needs Python 3.11+ (PYTHON=...) and,
+# for the fast kernels, a C++17 compiler. Stamp files in .venv make a second run quick.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+MODEL  := smollm2-135m
+PROMPT ?= Explain in two sentences why the sky is blue.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test test-slow check bench size clean model
+
+demo: $(VENV)/base.stamp
+	$(BIN)/pydflash pull $(MODEL)
+	$(BIN)/pydflash run $(MODEL) "$(PROMPT)"
+
+test: $(VENV)/dev.stamp model
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/dev.stamp model
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/dev.stamp size
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell src tests docs README.md CONTRIBUTING.md CHANGELOG.md
+
+bench: $(VENV)/base.stamp
+	$(BIN)/pydflash pull $(MODEL)
+	$(BIN)/pydflash bench step --model $(MODEL)
+	$(BIN)/pydflash bench speed --model $(MODEL)
+
+# Lines per package, the largest files, and the hard ceiling of 600 lines a file.
+size:
+	@find src/pydflash -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk ' \
+	  $$2 != "total" { split($$2, p, "/"); n = (p[4] == "") ? "(top)" : p[3]; sum[n] += $$1; all += $$1 } \
+	  END { for (n in sum) printf "%7d %s\n", sum[n], n; printf "%7d in all\n", all }' | sort -rn
+	@echo "largest files:"
+	@find src/pydflash -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | sort -rn \
+	  | grep -v ' total$$' | head -8
+	@find src/pydflash tests -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk ' \
+	  $$2 != "total" && $$1 > 600 { print $$2 " has " $$1 " lines, the ceiling is 600"; bad = 1 } \
+	  END { exit bad }'
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+model: $(VENV)/dev.stamp
+	$(BIN)/pydflash pull --quiet $(MODEL)
+
+$(VENV)/torch.stamp: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# torch first and pinned: unpinned, pip may take a CUDA build of several gigabytes.
+	$(PIP) install --quiet --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/base.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/base.stamp
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
