@@ -1,7 +1,6 @@
 """Fixtures for every test: fixed seeds, few threads, tiny models, and the default model when it is here."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,10 @@ def _threads() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seeds() -> Iterator[None]:
+def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    yield
 
 
 @pytest.fixture(scope="session")
