@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydflash.catalog.cache import StoredFile, disk_errors, require_space, sha256_of
+from pydflash.catalog.cache import StoredFile, require_space, sha256_of
 from pydflash.catalog.entry import HubSource
 from pydflash.catalog.progress import Phase, Progress, Report
 from pydflash.errors import CatalogError
@@ -101,20 +101,18 @@ def _declared(source: HubSource, name: str) -> _Remote:
 def _download(source: HubSource, remote: _Remote, into: Path, meter: _Meter) -> StoredFile:
     from huggingface_hub import hf_hub_download
 
-    with disk_errors(str(source)):
-        path = Path(
-            hf_hub_download(
-                source.repo,
-                remote.file,
-                revision=remote.commit or source.revision,
-                local_dir=into,
-                endpoint=_endpoint(),
-                tqdm_class=_bar(meter.add),
-            )
+    path = Path(
+        hf_hub_download(
+            source.repo,
+            remote.file,
+            revision=remote.commit or source.revision,
+            local_dir=into,
+            endpoint=_endpoint(),
+            tqdm_class=_bar(meter.add),
         )
-        flat = into / path.name
-        if path != flat:
-            path.replace(flat)
+    )
+    flat = into / path.name
+    path.replace(flat)
     found = sha256_of(flat, lambda done: meter.at("verify", done))
     is_first = remote.file == source.file
     for expected in (remote.sha256, source.sha256 if is_first else None):
@@ -202,6 +200,10 @@ def _explain(source: HubSource, error: Exception) -> CatalogError | None:
             return CatalogError(
                 f"{source} is not in the cache and Hugging Face is switched off: "
                 "unset HF_HUB_OFFLINE to fetch it"
+            )
+        case errors.FileMetadataError():
+            return CatalogError(
+                f"{_endpoint()} does not answer like a Hugging Face hub: check HF_ENDPOINT"
             )
         case errors.EntryNotFoundError():
             return CatalogError(

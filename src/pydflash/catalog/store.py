@@ -52,7 +52,7 @@ def pull(spec: str, *, progress: Report = silent, force: bool = False) -> Path:
         raise _unknown(spec)
     if not force and (model := _sound(entry.name)) is not None:
         return model.path
-    with disk_errors(entry.name), _locked(entry.name, progress):
+    with disk_errors(spec), _locked(entry.name, progress):
         # Another process may have finished it while we waited for the lock.
         if not force and (model := _sound(entry.name)) is not None:
             return model.path

