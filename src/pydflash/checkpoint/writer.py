@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from pydflash.checkpoint.files import TensorInfo
-from pydflash.checkpoint.gguf_values import ValueType
+from pydflash.checkpoint.gguf_values import Entry, ValueType
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CapacityError, CheckpointError, ConfigError, UnsupportedError
 from pydflash.quant.tensor import QuantTensor
@@ -91,20 +91,26 @@ def _add_metadata(
             _add_plain(writer, key, known.get(key), None)
     for key, value in overrides.items():
         if value is not None:
-            _add_plain(writer, key, value, known.entry(key).type if key in known else None)
+            _add_plain(writer, key, value, known.entry(key) if key in known else None)
     alignment = known.int("general.alignment", default=32)
     writer.data_alignment = int(overrides.get("general.alignment") or alignment)  # type: ignore[call-overload]
 
 
-def _add_plain(writer: _Writer, key: str, value: object, kind: ValueType | None) -> None:
+def _add_plain(writer: _Writer, key: str, value: object, before: Entry | None) -> None:
+    """Add a Python value in the type of the entry it replaces, else in the one that suits it."""
     if isinstance(value, (list, tuple)):
-        if value:  # the package has no form for an array of nothing
-            writer.add_key_value(key, list(value), GGUFValueType.ARRAY, _plain_type(value[0]))
-        return
-    if kind is None or kind is ValueType.ARRAY:
+        if not value:  # the package has no form for an array of nothing
+            return
+        if before is not None and before.item is not None:
+            item = GGUFValueType(before.item)
+        else:
+            # min() so that one negative number makes them all signed.
+            item = _plain_type(min(value) if isinstance(value[0], int) else value[0])
+        writer.add_key_value(key, list(value), GGUFValueType.ARRAY, item)
+    elif before is None or before.type is ValueType.ARRAY:
         writer.add_key_value(key, value, _plain_type(value))
     else:
-        writer.add_key_value(key, value, GGUFValueType(kind))
+        writer.add_key_value(key, value, GGUFValueType(before.type))
 
 
 def _plain_type(value: object) -> GGUFValueType:
