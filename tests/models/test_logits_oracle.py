@@ -14,8 +14,8 @@ from tests.tiny.gguf import tiny_gguf
 
 BOUND = 1e-3
 CONFIG = EngineConfig(
-    runtime=RuntimeConfig(ops="ref"),
-    state=StateConfig(cache_type_k="f32", cache_type_v="f32"),
+    runtime=RuntimeConfig(ops="ref", threads=1),
+    state=StateConfig(cache_type_k="f32", cache_type_v="f32", max_ctx=320),
 )
 YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 64}
 CASES: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_tiny_logits_match_transformers(case: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf", **CASES[case])
-    rig = Rig(path, ctx=320, threads=1, config=CONFIG)
+    rig = Rig(path, CONFIG)
     tokens = [(7919 * i + 13) % rig.vocab_size for i in range(300)]  # two prefill chunks
     want = oracle_logits(transformers_model(path), tokens)
     assert want.std() > 0.1  # logits worth comparing
@@ -52,7 +52,7 @@ def test_tiny_logits_match_transformers(case: str, tmp_path: Path) -> None:
 @pytest.mark.model
 def test_smollm2_logits_match_transformers() -> None:
     path = catalog.resolve(catalog.DEFAULT_MODEL)
-    rig = Rig(path, ctx=128, threads=1, config=CONFIG)
+    rig = Rig(path, CONFIG)
     tokens = [(7919 * i + 13) % 30000 for i in range(96)]
     want = oracle_logits(transformers_model(path), tokens)
     assert (rig.read_prompt(tokens, every=True) - want).abs().max() < BOUND

@@ -127,9 +127,10 @@ def main(path: Path) -> None:
     from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
 
     config = EngineConfig(
-        runtime=RuntimeConfig(ops="ref"), state=StateConfig(cache_type_k="f32", cache_type_v="f32")
+        runtime=RuntimeConfig(ops="ref", threads=1),
+        state=StateConfig(cache_type_k="f32", cache_type_v="f32", max_ctx=256),
     )
-    rig = Rig(path, ctx=256, threads=1, config=config)
+    rig = Rig(path, config)
     tokens = [(7919 * i + 13) % rig.vocab_size for i in range(200)]
     want = oracle_logits(transformers_model(path), tokens)
     print(f"max |difference| {(rig.read_prompt(tokens, every=True) - want).abs().max():.2e}")

@@ -1,10 +1,12 @@
-"""Rig: a loaded model driven below the engine, for measuring steps and reading logits.
+"""Rig: a loaded model driven step by step, for measuring and for reading logits.
 
-One sequence over its own pages. Nothing is scheduled and nothing sampled: a step here is what the engine's
-step costs before policy. Prompts lie on the prefill grid as they do in the engine.
+Steps and logits go to the model directly, over pages of the rig's own: what the engine's step costs before
+policy. Prefill and decode run through the engine itself, sampling included. Prompts lie on the prefill grid
+either way.
 """
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +19,11 @@ from pydflash.config import EngineConfig
 from pydflash.engine.batch import RowWork, build
 from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
-from pydflash.errors import CapacityError
-from pydflash.kernels import select
-from pydflash.kernels.ops import PAGE_SIZE, OpTable, StepBatch
-from pydflash.models.base import Model
-from pydflash.models.load import describe
+from pydflash.errors import CapacityError, EngineError
+from pydflash.kernels.ops import PAGE_SIZE, StepBatch
 from pydflash.sampling.params import SamplingParams
+from pydflash.service.build import load
 from pydflash.spec.proposal import Proposal
-from pydflash.state.kv import KvStore
-from pydflash.state.pages import PagePool
 from pydflash.state.sequence import SequenceState
 
 
@@ -38,28 +36,20 @@ class Cost:
 
 
 class Rig:
-    """A model with room for `ctx` positions of one sequence."""
+    """A loaded model and one sequence of its own. Set threads and context in the config."""
 
-    def __init__(
-        self, path: Path, *, ctx: int, threads: int, config: EngineConfig | None = None
-    ) -> None:
-        config = config or EngineConfig()
-        torch.set_num_threads(threads)
-        self.path = path
-        self.ctx = ctx
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        loaded = load(path, config)
+        self.engine = loaded.engine
+        self.model = self.engine.model
+        self.kv = self.engine.states.kv
+        self.ops = self.kv.ops
+        self.threads = loaded.threads
+        self.ctx = loaded.plan.max_ctx
         self.chunk = config.step.prefill_chunk
+        self.state = SequenceState(self.engine.states.pool, self.kv)
         with open_checkpoint(path) as checkpoint:
-            self.ops: OpTable = select.build(
-                torch.device("cpu"), ops=config.runtime.ops, threads=threads
-            )
-            self.model: Model = describe(checkpoint).load(self.ops, ctx)
             self._matrix = _matrix(checkpoint)
-        state = config.state
-        pages = -(-ctx // PAGE_SIZE)
-        self.kv = KvStore(
-            self.model.state_specs(), pages, state.cache_type_k, state.cache_type_v, self.ops
-        )
-        self.state = SequenceState(PagePool(pages), self.kv)
 
     @property
     def vocab_size(self) -> int:
@@ -123,23 +113,33 @@ class Rig:
         return times
 
     def prefill(self, count: int) -> float:
-        """Seconds to read a prompt of `count` tokens, the last one's logits included."""
-        self.clear()
-        tokens = pattern(count, 0, self.vocab_size)
+        """Seconds from a prompt of `count` tokens to the first token, through the engine."""
         began = time.perf_counter()
-        self.read_prompt(tokens)
+        for _ in self._generate(count, 1):
+            pass
         return time.perf_counter() - began
 
     def decode(self, count: int, depth: int) -> float:
-        """Seconds of `count` greedy steps after `depth` stored positions; the argmax is in it."""
-        self.fill(depth)
-        token = 1
+        """Seconds of `count` greedy tokens after a prompt of `depth`, through the engine."""
+        tokens = self._generate(depth, count + 1)
+        next(tokens)
         began = time.perf_counter()
-        for _ in range(count):
-            logits = self.verify([token])
-            self.state.extend(1)
-            token = int(logits[0].argmax())
+        for _ in tokens:
+            pass
         return time.perf_counter() - began
+
+    def _generate(self, depth: int, count: int) -> Iterator[int]:
+        """Answer a prompt of `depth` pattern tokens with `count` tokens, one engine step after another."""
+        self.clear()  # the engine may need every page
+        params = SamplingParams(max_tokens=count, ignore_eos=True)
+        prompt = tuple(pattern(depth, 0, self.vocab_size))
+        self.engine.add(Request(prompt=prompt, params=params, seed=0))
+        while not self.engine.is_idle:
+            for result in self.engine.step():
+                if result.error is not None:
+                    raise EngineError(f"the bench run stopped: {result.error}")
+                for draw in result.draws:
+                    yield draw.token
 
     def _sequence(self, tokens: Many[int]) -> Sequence:
         request = Request(prompt=tuple(tokens), params=SamplingParams(), seed=0)

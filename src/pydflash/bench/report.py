@@ -50,9 +50,10 @@ def save(path: Path, kind: str, body: dict[str, Any]) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     """A `rich` table, figures to the right."""
+    from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
