@@ -36,6 +36,7 @@ def build_app() -> App:
         help="Run GGUF language models fast and exactly, on the GPU or CPU you already have.",
         help_format="plaintext",  # the markdown renderer costs 50 ms of every --help
         version=_version,
+        suppress_keyboard_interrupt=False,
     )
     for verb, (target, summary) in VERBS.items():
         app.command(target, name=verb, help=summary)

@@ -32,7 +32,9 @@ QuietFlag = Annotated[bool, Parameter(help="print the answer only", negative="")
 def run(
     words: Annotated[
         list[str] | None,
-        Parameter(name="[MODEL] [PROMPT]", help="a model, then a prompt (- or none: read stdin)"),
+        Parameter(
+            name="[MODEL] [PROMPT]", help="a model, then a prompt; without one, stdin is read"
+        ),
     ] = None,
     /,
     *,
@@ -182,8 +184,8 @@ def _is_model(word: str) -> bool:
 
 
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is None or prompt == "-":
-        if prompt is None and sys.stdin.isatty():
+    if prompt is None:
+        if sys.stdin.isatty():
             raise ConfigError(
                 "no prompt: give one in quotes or pipe it in; for a conversation, `pydflash chat`"
             )
