@@ -18,7 +18,7 @@ import numpy as np
 
 TYPES = {"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 SIZES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
-ROWS, COLS = 48, 1024
+ROWS, COLS = 32, 1024
 MODEL_BLOCKS = 256
 MODEL_TENSORS = (
     "blk.0.attn_q.weight",
@@ -30,7 +30,7 @@ MODEL_TENSORS = (
 
 
 def made_tensors() -> dict[str, np.ndarray]:
-    """The seeded tensors, f32 [48, 1024] each."""
+    """The seeded tensors, f32 [32, 1024] each."""
     shape = (ROWS, COLS)
     rng = np.random.default_rng(20240607)
     normal = rng.standard_normal(shape) * 0.02

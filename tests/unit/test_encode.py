@@ -101,9 +101,9 @@ def test_encode_uses_importance(name: str) -> None:
 @pytest.mark.parametrize("name", WRITABLE)
 def test_encode_does_not_depend_on_chunks_or_strides(name: str) -> None:
     fmt = FORMATS[name]
-    x = torch.randn(600, 256, generator=torch.Generator().manual_seed(1))
-    whole = encode(x, fmt)  # more than two chunks
-    assert whole.shape == (600, fmt.row_bytes(256))
+    x = torch.randn(300, 256, generator=torch.Generator().manual_seed(1))
+    whole = encode(x, fmt)  # several chunks
+    assert whole.shape == (300, fmt.row_bytes(256))
     assert torch.equal(whole[253:259], encode(x[253:259], fmt))
     assert torch.equal(encode(x.t().contiguous().t(), fmt), whole)
     assert encode(x[:0], fmt).shape == (0, fmt.row_bytes(256))

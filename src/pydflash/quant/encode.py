@@ -12,7 +12,10 @@ from pydflash.quant.formats import QuantFormat
 
 Tensor = torch.Tensor
 
-_CHUNK = 1 << 16  # elements worked on at a time: temporaries stay in a core's cache
+# Elements worked on at a time: temporaries stay in a core's cache, and torch does not split the work over
+# threads, which costs more than it gains at this size. Callers run slices of a tensor in parallel instead.
+_CHUNK = 1 << 15
+_BATCH = 16  # super-blocks; their sub-blocks are whole vectors on every machine
 
 
 def encode(values: Tensor, format: QuantFormat, importance: Tensor | None = None) -> Tensor:
@@ -43,13 +46,27 @@ def encode(values: Tensor, format: QuantFormat, importance: Tensor | None = None
             flat[part] = _PLAIN[format.name](blocks[part])
         else:
             weight = None if weights is None else weights[part]
-            flat[part] = _SUPER[format.name](blocks[part], weight)
+            flat[part] = _search(_SUPER[format.name], blocks[part], weight)
     return packed
 
 
 def can_encode(format: QuantFormat) -> bool:
     """Whether `encode` knows the format."""
     return format.name in WRITABLE
+
+
+def _search(
+    pack: Callable[[Tensor, Tensor | None], Tensor], blocks: Tensor, weight: Tensor | None
+) -> Tensor:
+    """Pack super-blocks in whole batches: torch rounds differently in the remainder of a vector loop, and a
+    row's bytes shall not depend on where a slice ends."""
+    count = blocks.shape[0]
+    missing = -count % _BATCH
+    if missing:
+        pad = (0, 0, 0, missing)
+        blocks = torch.nn.functional.pad(blocks, pad)
+        weight = None if weight is None else torch.nn.functional.pad(weight, pad, value=1.0)
+    return pack(blocks, weight)[:count]
 
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
