@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pydflash.errors import EngineError, RequestError
+from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Ask, Draw, Sampler
+from pydflash.sampling.sampler import Ask, Sampler
 
 V = 5000  # beyond the size where the race starts to prune
 PARAMS = {

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Ask, Draw, Sampler
+from pydflash.sampling.sampler import Ask, Sampler
 
 V = 60
 DRAWS = 6000

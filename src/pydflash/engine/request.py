@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pydflash.errors import EngineError
+from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Draw
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -75,6 +75,8 @@ class Decoder:
             if layer in taps:
                 tapped[layer] = x.clone()
         wanted = batch.logit_rows
+        if not len(wanted):
+            return StepOutput(x.new_empty(0, self.vocab_size), tapped)
         if len(wanted) != len(x):
             x = x[wanted]
         # The head's rows are exact rows even for a prompt's last token: one row, one result.

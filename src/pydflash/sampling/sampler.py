@@ -15,6 +15,7 @@ import torch
 
 from pydflash.errors import EngineError
 from pydflash.sampling import noise
+from pydflash.sampling.draw import Draw
 from pydflash.sampling.filters import Candidates, best, filter_row, log_total
 from pydflash.sampling.params import SamplingParams
 from pydflash.sampling.penalties import (
@@ -43,15 +44,6 @@ class Ask:
     prompt: Sequence[int] = ()
     mask: torch.Tensor | None = None
     ban: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """A token, and when asked for its natural-log probability and the best (token id, log-probability)."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:

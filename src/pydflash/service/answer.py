@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator
 
 from pydflash.engine.request import Sequence, StepResult
 from pydflash.errors import EngineError
-from pydflash.sampling.sampler import Draw
+from pydflash.sampling.draw import Draw
 from pydflash.service.events import Event, Finished, TextDelta, Timings, TokenLogprob, Usage
 from pydflash.service.worker import Ticket, Worker
 from pydflash.text.detokenizer import Detokenizer

@@ -70,7 +70,7 @@ def load(
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
     described = describe(checkpoint)
     plan = plan_memory(
-        weights=checkpoint.nbytes,
+        weights=sum(info.nbytes for info in checkpoint.tensors.values()),
         specs=described.config.state_specs(),
         model_ctx=described.config.max_positions,
         state=config.state,

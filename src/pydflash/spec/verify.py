@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from pydflash.errors import EngineError
-from pydflash.sampling.sampler import Ask, Draw, Sampler
+from pydflash.sampling.draw import Draw
+from pydflash.sampling.sampler import Ask, Sampler
 from pydflash.spec.proposal import Proposal
 
 

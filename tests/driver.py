@@ -1,0 +1,82 @@
+"""Driver: runs a loaded model step by step, without the engine's policy. For tests."""
+
+from pathlib import Path
+
+import torch
+
+from pydflash.checkpoint.files import open_checkpoint
+from pydflash.engine.batch import RowWork, build
+from pydflash.engine.request import Phase, Request, Sequence
+from pydflash.engine.scheduler import Row
+from pydflash.kernels import select
+from pydflash.models.load import describe
+from pydflash.sampling.params import SamplingParams
+from pydflash.spec.proposal import Proposal
+from pydflash.state.kv import KvStore
+from pydflash.state.pages import PagePool
+from pydflash.state.sequence import SequenceState
+
+Tensor = torch.Tensor
+Part = tuple[SequenceState, Phase, list[int] | Proposal]
+
+
+class Driver:
+    """One model and its pages. Every step returns the logits of all its exact tokens, or a chunk's last."""
+
+    def __init__(
+        self, path: Path, *, ops: str, threads: int = 1, kv: str = "f32", pages: int = 64
+    ) -> None:
+        self.ops = select.build(torch.device("cpu"), ops=ops, threads=threads)
+        self.checkpoint = open_checkpoint(path)
+        described = describe(self.checkpoint)
+        self.model = described.load(self.ops, described.config.max_positions)
+        self.pool = PagePool(pages)
+        self.kv = KvStore(self.model.state_specs(), pages, kv, kv, self.ops)
+
+    def state(self) -> SequenceState:
+        return SequenceState(self.pool, self.kv)
+
+    def prefill(self, state: SequenceState, tokens: list[int], chunk: int = 32) -> Tensor:
+        """Store tokens in prompt chunks; logits f32 [V] of the last."""
+        while tokens:
+            room = chunk - state.length % chunk
+            logits = self.step([(state, Phase.PREFILL, tokens[:room])])[0]
+            state.extend(len(tokens[:room]))
+            tokens = tokens[room:]
+        return logits[-1]
+
+    def decode(self, state: SequenceState, tokens: list[int]) -> Tensor:
+        """Store tokens one step at a time; logits f32 [n, V] of each."""
+        rows = []
+        for token in tokens:
+            rows.append(self.step([(state, Phase.DECODE, Proposal.root(token))])[0])
+            state.extend(1)
+        return torch.cat(rows)
+
+    def verify(self, state: SequenceState, proposal: Proposal) -> Tensor:
+        """Logits f32 [N, V] of every node; nothing is committed."""
+        return self.step([(state, Phase.DECODE, proposal)])[0]
+
+    def step(self, parts: list[Part], taps: frozenset[int] = frozenset()) -> list[Tensor]:
+        """One forward over several rows, exact ones first; their logits. `self.taps` is set."""
+        work = []
+        for state, phase, what in parts:
+            proposal = what if isinstance(what, Proposal) else None
+            tokens = list(what.tokens) if isinstance(what, Proposal) else list(what)
+            sequence = _sequence([0] * state.length + tokens, phase)
+            sequence.stored = state.length
+            state.reserve(len(tokens))
+            work.append(RowWork(Row(sequence, phase, len(tokens)), state, proposal))
+        batch = build(work, self.ops.device)
+        output = self.model.forward(batch, self.kv.layers, taps)
+        self.taps = output.taps
+        counts = [
+            len(w.proposal.tokens) if w.proposal is not None else int(w.row.phase is Phase.PREFILL)
+            for w in work
+        ]
+        return list(output.logits.split(counts))
+
+
+def _sequence(tokens: list[int], phase: Phase) -> Sequence:
+    request = Request(prompt=tuple(tokens), params=SamplingParams(), seed=0)
+    return Sequence(request=request, max_tokens=1, tokens=tokens, phase=phase)

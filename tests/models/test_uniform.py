@@ -1,0 +1,222 @@
+"""The suite every architecture passes, on every backend: what the engine relies on, bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pydflash.checkpoint.files import open_checkpoint
+from pydflash.config import StateConfig
+from pydflash.engine.memory import plan_memory
+from pydflash.engine.request import Phase
+from pydflash.models import ARCHITECTURES
+from pydflash.models.load import describe
+from pydflash.spec.proposal import Proposal
+from tests.driver import Driver
+from tests.tiny.gguf import tiny_gguf
+
+Make = Callable[..., Driver]
+
+TOKENS = [int(t) for t in torch.randint(0, 300, (90,), generator=torch.Generator().manual_seed(5))]
+CASES = {
+    "f32": {},
+    "tied": {"tied": True},
+    "bias": {"bias": True},
+    "q4_1": {"formats": "Q4_1", "hidden": 64, "ffn": 96},
+    "mix": {"formats": {"*attn_v*": "Q8_0", "*ffn_down*": "Q5_1", "*": "Q4_0"}},
+    "mha": {"heads": 2, "kv_heads": 2, "head_dim": 32, "layers": 1},
+    "yarn": {
+        "rope": {
+            "scaling.type": "yarn",
+            "scaling.factor": 4.0,
+            "scaling.original_context_length": 128,
+        }
+    },
+}
+
+
+@pytest.fixture(params=sorted(ARCHITECTURES))
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["ref", "cpu"])
+def ops(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=sorted(CASES))
+def make(request: pytest.FixtureRequest, arch: str, ops: str, tmp_path: Path) -> Make:
+    path = tiny_gguf(tmp_path / "tiny.gguf", arch, **CASES[request.param])
+
+    def build(**options: object) -> Driver:
+        return Driver(path, **{"ops": ops} | options)  # type: ignore[arg-type]
+
+    return build
+
+
+def test_prefill_equals_token_by_token(make: Make) -> None:
+    d = make()
+    a, b = d.state(), d.state()
+    whole = d.prefill(a, TOKENS)
+    steps = d.decode(b, TOKENS)
+    torch.testing.assert_close(whole, steps[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_chunks_of_any_size_agree(make: Make) -> None:
+    d = make()
+    one = d.prefill(d.state(), TOKENS, chunk=128)
+    many = d.prefill(d.state(), TOKENS, chunk=32)
+    torch.testing.assert_close(one, many, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_is_its_singles(make: Make) -> None:
+    """Rows of different lengths, a prefill chunk among them, in one step and alone: the same bits."""
+    d = make(threads=2)
+    lengths = [1, 31, 32, 33, 64, 70]
+    alone, together = [], []
+    for n in lengths:
+        state = d.state()
+        d.prefill(state, TOKENS[:n])
+        alone.append(d.decode(state, [TOKENS[n]]))
+        state.rollback(n)
+        together.append((state, Phase.DECODE, Proposal.root(TOKENS[n])))
+    fresh = d.state()
+    expected = d.step([(fresh, Phase.PREFILL, TOKENS[:40])])[0]
+    got = d.step([*together, (d.state(), Phase.PREFILL, TOKENS[:40])])
+    for n, one, many in zip(lengths, alone, got[:-1], strict=True):
+        assert torch.equal(one, many), n
+    assert torch.equal(got[-1], expected)
+
+
+def test_threads_do_not_change_a_bit(make: Make) -> None:
+    one, two = make(threads=1), make(threads=2)
+    a, b = one.state(), two.state()
+    assert torch.equal(one.prefill(a, TOKENS[:50]), two.prefill(b, TOKENS[:50]))
+    assert torch.equal(one.decode(a, TOKENS[50:60]), two.decode(b, TOKENS[50:60]))
+
+
+def test_recompute_in_wide_rows_equals_decoding(make: Make) -> None:
+    """A preempted answer is recomputed by exact rows, any number at once."""
+    d = make()
+    a, b = d.state(), d.state()
+    d.prefill(a, TOKENS[:20])
+    d.prefill(b, TOKENS[:20])
+    d.decode(a, TOKENS[20:60])
+    d.step([(b, Phase.RECOMPUTE, TOKENS[20:53])])
+    b.extend(33)
+    d.step([(b, Phase.RECOMPUTE, TOKENS[53:60])])
+    b.extend(7)
+    assert torch.equal(d.decode(a, [7]), d.decode(b, [7]))
+
+
+def test_a_tree_row_equals_the_chain_of_its_path(make: Make) -> None:
+    d = make()
+    state = d.state()
+    d.prefill(state, TOKENS[:30])
+    tree = Proposal(
+        tokens=(5, 6, 7, 8, 9, 10, 11),
+        parents=(-1, 0, 0, 1, 2, 4, 4),
+        depth=(0, 1, 1, 2, 2, 3, 3),
+    )
+    logits = d.verify(state, tree)
+    for node in range(len(tree.tokens)):
+        path = tree.path(node)
+        plain = state.share()
+        steps = d.decode(plain, [tree.tokens[i] for i in path])
+        assert torch.equal(steps[-1], logits[node]), node
+        plain.release()
+
+
+def test_a_committed_path_equals_never_having_drafted(make: Make) -> None:
+    d = make()
+    a = d.state()
+    d.prefill(a, TOKENS[:29])
+    b = a.share()
+    tree = Proposal((1, 2, 3, 4, 5), (-1, 0, 0, 2, 2), (0, 1, 1, 2, 2))
+    d.verify(a, tree)
+    a.commit([0, 2, 4])
+    d.decode(b, [1, 3, 5])
+    assert torch.equal(d.decode(a, [9, 8, 7]), d.decode(b, [9, 8, 7]))
+
+
+def test_rollback_is_never_having_gone_ahead(make: Make) -> None:
+    d = make()
+    a, b = d.state(), d.state()
+    d.prefill(a, TOKENS[:40])
+    d.prefill(b, TOKENS[:40])
+    d.decode(a, TOKENS[40:50])
+    a.rollback(40)
+    assert torch.equal(d.decode(a, TOKENS[60:70]), d.decode(b, TOKENS[60:70]))
+
+
+def test_snapshot_and_restore(make: Make) -> None:
+    d = make(kv="f16")
+    a = d.state()
+    d.prefill(a, TOKENS[:45])
+    b = d.state()
+    b.import_(a.export())
+    assert torch.equal(d.decode(a, TOKENS[45:50]), d.decode(b, TOKENS[45:50]))
+
+
+@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+def test_quantised_caches_stay_near_and_exact(arch: str, ops: str, kv: str, tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf", arch, heads=2, kv_heads=1, head_dim=32)
+    full, small = Driver(path, ops=ops), Driver(path, ops=ops, kv=kv)
+    a, b = full.state(), small.state()
+    near = full.prefill(a, TOKENS)
+    got = small.prefill(b, TOKENS)
+    assert not torch.equal(near, got)
+    torch.testing.assert_close(got, near, rtol=0, atol=0.05 * float(near.abs().max()))
+    alone = small.decode(b, [3])
+    b.rollback(len(TOKENS))
+    rows = [(b, Phase.DECODE, Proposal.root(3)), (small.state(), Phase.PREFILL, TOKENS[:20])]
+    assert torch.equal(small.step(rows)[0], alone)
+
+
+def test_taps_are_layer_outputs(make: Make) -> None:
+    d = make()
+    last = len(d.model.state_specs()) - 1
+    state = d.state()
+    logits = d.step([(state, Phase.PREFILL, TOKENS[:20])], taps=frozenset({0, last}))[0]
+    assert set(d.taps) == {0, last}
+    assert d.taps[last].shape == (20, d.taps[0].shape[1])
+    model = d.model
+    again = d.ops.norm_linear(
+        d.taps[last][-1:].clone(), model.output_norm, model.eps, model.output, _one_row()
+    )
+    assert torch.equal(again, logits)
+
+
+def test_reference_and_fast_path_agree(arch: str, tmp_path: Path) -> None:
+    for case in CASES.values():
+        path = tiny_gguf(tmp_path / "tiny.gguf", arch, **case)
+        ref, fast = Driver(path, ops="ref"), Driver(path, ops="cpu")
+        a, b = ref.state(), fast.state()
+        expected, got = ref.prefill(a, TOKENS[:60]), fast.prefill(b, TOKENS[:60])
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        expected, got = ref.decode(a, TOKENS[60:64]), fast.decode(b, TOKENS[60:64])
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_plan_matches_what_is_held(make: Make) -> None:
+    d = make(kv="f16", pages=16)
+    with open_checkpoint(d.checkpoint.path) as checkpoint:
+        described = describe(checkpoint)
+        plan = plan_memory(
+            weights=sum(info.nbytes for info in checkpoint.tensors.values()),
+            specs=described.config.state_specs(),
+            model_ctx=described.config.max_positions,
+            state=StateConfig(max_ctx=512),
+            available=1 << 33,
+        )
+    assert plan.pages == 16
+    assert plan.kv == d.kv.nbytes == sum(t.nbytes for t in d.kv._tensors())
+    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights
+
+
+def _one_row():
+    from pydflash.kernels.ops import RowKind, Span
+
+    return (Span(0, 1, RowKind.EXACT),)
