@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from pydflash import catalog
 from pydflash.bench.harness import Rig
 from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
 from tests.oracles.logits_transformers import oracle_logits, transformers_model
@@ -50,11 +49,10 @@ def test_tiny_logits_match_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_logits_match_transformers() -> None:
-    path = catalog.resolve(catalog.DEFAULT_MODEL)
-    rig = Rig(path, CONFIG)
+def test_smollm2_logits_match_transformers(smollm2: Path) -> None:
+    rig = Rig(smollm2, CONFIG)
     tokens = [(7919 * i + 13) % 30000 for i in range(96)]
-    want = oracle_logits(transformers_model(path), tokens)
+    want = oracle_logits(transformers_model(smollm2), tokens)
     assert (rig.read_prompt(tokens, every=True) - want).abs().max() < BOUND
     rig.clear(90)
     steps = torch.cat([rig.force([t]) for t in tokens[90:]])

@@ -10,9 +10,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pydflash.config import EngineConfig
+from pydflash.config import EngineConfig, OpsChoice
 from pydflash.errors import EngineError
 
 _TORCH = "import torch, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -36,12 +36,14 @@ class ProcessFigures:
         return asdict(self) | {"peak_less_torch_and_kv_over_file": self.beyond}
 
 
-def measure_process(model: Path, *, threads: int, max_ctx: int, tries: int = 2) -> ProcessFigures:
+def measure_process(
+    model: Path, *, threads: int, max_ctx: int, ops: str = "auto", tries: int = 2
+) -> ProcessFigures:
     """Start `tries` processes one after another; the best time (the first may find a cold disk)."""
     torch_kib = int(_run([sys.executable, "-c", _TORCH])[1])
     best: ProcessFigures | None = None
     for _ in range(tries):
-        words = ["-m", __name__, str(model), str(threads), str(max_ctx)]
+        words = ["-m", __name__, str(model), str(threads), str(max_ctx), ops]
         first_s, last = _run([sys.executable, *words])
         told = json.loads(last)
         found = ProcessFigures(
@@ -70,19 +72,13 @@ def _run(command: list[str]) -> tuple[float, str]:
     return first_s, rest or first.strip()
 
 
-def _answer(model: Path, threads: int, max_ctx: int) -> None:
+def _answer(model: Path, config: EngineConfig) -> None:
     import resource
 
     from pydflash.sampling.params import SamplingParams
     from pydflash.service.events import TextDelta
     from pydflash.service.llm import LLM
 
-    config = EngineConfig()
-    config = replace(
-        config,
-        runtime=replace(config.runtime, threads=threads),
-        state=replace(config.state, max_ctx=max_ctx),
-    )
     out = sys.stdout
     with LLM(model, config=config) as llm:
         messages = [{"role": "user", "content": "Name the planets of the solar system."}]
@@ -98,5 +94,12 @@ def _answer(model: Path, threads: int, max_ctx: int) -> None:
         out.write(json.dumps({"peak_bytes": peak, "kv_bytes": llm.loaded.plan.kv}) + "\n")
 
 
+def _main(model: str, threads: str, max_ctx: str, ops: str) -> None:
+    base = EngineConfig()
+    runtime = replace(base.runtime, threads=int(threads), ops=cast("OpsChoice", ops))
+    state = replace(base.state, max_ctx=int(max_ctx))
+    _answer(Path(model), replace(base, runtime=runtime, state=state))
+
+
 if __name__ == "__main__":
-    _answer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    _main(*sys.argv[1:])

@@ -103,7 +103,7 @@ def speed(
     _show_speed(figures, f"speed, {rig.ops.name} kernels")
     body: dict[str, Any] = head | {"depth": depth, "speed": [f.to_json() for f in figures]}
     if process:
-        whole = measure_process(path, threads=rig.threads, max_ctx=rig.ctx)
+        whole = measure_process(path, threads=rig.threads, max_ctx=rig.ctx, ops=ops)
         body["process"] = whole.to_json()
         print(
             f"process: first token after {whole.first_token_s:.2f} s; peak "

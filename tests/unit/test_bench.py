@@ -1,0 +1,232 @@
+"""Bench: the arithmetic of a report, a rig over a tiny model, and the peer's worker protocol."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pydflash.bench import llama_cpp, peer
+from pydflash.bench.ceilings import Ceilings, measure
+from pydflash.bench.harness import Rig
+from pydflash.bench.machine import provenance
+from pydflash.bench.peer import PeerProcess
+from pydflash.bench.process import measure_process
+from pydflash.bench.report import Samples, ratio, save
+from pydflash.bench.speed import measure_speed
+from pydflash.bench.step import measure_steps
+from pydflash.cli.main import main
+from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
+from pydflash.errors import CapacityError, ConfigError, EngineError
+
+CONFIG = EngineConfig(
+    runtime=RuntimeConfig(ops="ref", threads=1),
+    state=StateConfig(cache_type_k="f32", cache_type_v="f32", max_ctx=128),
+)
+WORKER = """#!{python}
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["do"] == "load":
+        told = {{"vocab_size": 320, "version": "peer 1"}}
+    elif asked["do"] == "step":
+        told = {{"seconds": [0.5] * asked["repeats"]}}
+    elif asked["do"] == "die":
+        sys.exit(3)
+    elif asked["do"] == "fail":
+        print(json.dumps({{"ok": False, "error": "no such thing"}}), flush=True)
+        continue
+    else:
+        told = {{"seconds": 0.25}}
+    print(json.dumps({{"ok": True, **told}}), flush=True)
+"""
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> str:
+    """An executable that stands for the Python of an environment with llama_cpp."""
+    script = tmp_path / "python"
+    script.write_text(WORKER.format(python=sys.executable))
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(scope="module")
+def rig(tiny_llama: Path) -> Rig:
+    return Rig(tiny_llama, CONFIG)
+
+
+def test_ratio_compares_best_and_median() -> None:
+    ours, theirs = Samples((1.0, 2.0, 6.0)), Samples((4.0, 8.0, 4.5))
+    assert ratio(ours, theirs) == {"min": 0.25, "median": 2.0 / 4.5}
+    assert ours.to_json()["median_s"] == 2.0
+
+
+def test_floor_is_the_slower_ceiling() -> None:
+    ceilings = Ceilings(read_bytes_s=10.0, flops_s=100.0, threads=1)
+    assert (ceilings.floor(20.0, 100.0), ceilings.bound(20.0, 100.0)) == (2.0, "memory")
+    assert (ceilings.floor(20.0, 500.0), ceilings.bound(20.0, 500.0)) == (5.0, "arithmetic")
+
+
+def test_measured_ceilings_are_of_this_world() -> None:
+    ceilings = measure(1, tries=1)
+    assert 1e8 < ceilings.read_bytes_s < 1e13
+    assert 1e8 < ceilings.flops_s < 1e15
+
+
+def test_save_names_an_unwritable_file(tmp_path: Path) -> None:
+    save(tmp_path / "run.json", "step", {"steps": []})
+    assert json.loads((tmp_path / "run.json").read_text())["kind"] == "step"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save(tmp_path / "missing" / "run.json", "step", {})
+
+
+def test_provenance_names_model_and_machine(tiny_llama: Path) -> None:
+    told = provenance(tiny_llama, 3)
+    assert told["model"]["bytes"] == tiny_llama.stat().st_size
+    assert len(told["model"]["sha256"]) == 64
+    assert told["threads"] == 3
+    assert told["cpu"]
+    assert str(tiny_llama.parent) not in json.dumps(told)
+
+
+def test_rig_cost_counts_every_matrix_once(rig: Rig) -> None:
+    # Two layers of 64 wide: q, k, v, output, gate, up, down, and the untied head of 320 rows.
+    layer = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 96
+    elements = 2 * layer + 320 * 64
+    cost = rig.cost(1, 0)
+    assert cost.nbytes == 4 * elements
+    assert cost.flops == 2 * elements + 4 * 128  # a query head sees itself
+    deeper = rig.cost(4, 10)
+    assert deeper.nbytes - cost.nbytes == 10 * 2 * 2 * 32 * 4  # layers, K and V, kv width, f32
+    assert deeper.flops == 8 * elements + 4 * 128 * (4 * 10 + 4 * 5 / 2)
+
+
+def test_rig_reads_forces_and_goes_back(rig: Rig) -> None:
+    tokens = llama_cpp.pattern(40, 0, rig.vocab_size)
+    rig.clear()
+    read = rig.read_prompt(tokens, every=True)
+    rig.clear()
+    forced = rig.force(tokens, block=7)
+    assert read.shape == forced.shape == (40, 320)
+    assert torch.allclose(read, forced, atol=1e-4)
+    rig.clear(20)
+    assert torch.equal(rig.verify(tokens[20:25]), forced[20:25])
+    assert rig.state.length == 20
+    with pytest.raises(CapacityError, match="context of 128"):
+        rig.force([1] * 200, block=200)
+
+
+def test_measure_steps_and_speed_take_turns(rig: Rig, fake_python: str, tiny_llama: Path) -> None:
+    ceilings = Ceilings(read_bytes_s=1e9, flops_s=1e9, threads=1)
+    with PeerProcess(tiny_llama, threads=1, ctx=128, python=fake_python) as other:
+        steps = measure_steps(rig, other, ceilings, depth=33, rows=(1, 5), rounds=2)
+        speed = measure_speed(rig, other, prompt=40, answer=3, depth=8, rounds=1)
+    assert [f.rows for f in steps] == [1, 5]
+    for figure in steps:
+        assert len(figure.ours.seconds) == 6
+        assert figure.theirs is not None
+        assert figure.to_json()["ratio"]["min"] == figure.ours.best / 0.5
+    prefill, decode = (f.to_json() for f in speed)
+    assert (prefill["name"], prefill["tokens"]) == ("prefill", 40)
+    assert decode["llama.cpp"]["best_tok_s"] == 3 / 0.25
+    assert decode["speedup"]["min"] == pytest.approx(0.25 / decode["ours"]["min_s"])
+
+
+def test_peer_tells_what_went_wrong(
+    fake_python: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PeerProcess(tiny_llama, threads=1, ctx=64, python=fake_python) as other:
+        assert (other.version, other.vocab_size) == ("peer 1", 320)
+        with pytest.raises(EngineError, match="no such thing"):
+            other.ask("fail")
+        with pytest.raises(EngineError, match="died while asked to die"):
+            other.ask("die")
+    with pytest.raises(ConfigError, match="--peer-python"):
+        PeerProcess(tiny_llama, threads=1, ctx=64, python="/nowhere/python")
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="llama-cpp-python"):
+        PeerProcess(tiny_llama, threads=1, ctx=64)
+
+
+def test_serve_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakePeer:
+        vocab_size = 9
+
+        def __init__(self, path: str, threads: int, ctx: int) -> None:
+            self.depth = 0
+
+        def fill(self, depth: int) -> None:
+            self.depth = depth
+
+        def step(self, rows: int, depth: int, repeats: int) -> list[float]:
+            return [rows / depth] * repeats
+
+        def prefill(self, count: int) -> float:
+            return 1.0 / count
+
+        def decode(self, count: int, depth: int) -> float:
+            raise RuntimeError("out of context")
+
+    monkeypatch.setattr(llama_cpp, "Peer", FakePeer)
+    monkeypatch.setattr(llama_cpp, "_version", lambda: "fake")
+    asked: list[Any] = [
+        {"do": "step", "rows": 1, "depth": 1, "repeats": 1},
+        {"do": "load", "path": "x", "threads": 1, "ctx": 8},
+        {"do": "fill", "depth": 3},
+        {"do": "step", "rows": 2, "depth": 4, "repeats": 2},
+        {"do": "prefill", "count": 4},
+        {"do": "decode", "count": 1, "depth": 1},
+        {"do": "dance"},
+        "not an object",
+    ]
+    out = io.StringIO()
+    llama_cpp.serve([json.dumps(a) for a in asked], out)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [t["ok"] for t in told] == [False, True, True, True, True, False, False, False]
+    assert "nothing is loaded" in told[0]["error"]
+    assert told[1] == {"ok": True, "vocab_size": 9, "version": "fake"}
+    assert told[3]["seconds"] == [0.5, 0.5]
+    assert "out of context" in told[5]["error"]
+    assert "dance" in told[6]["error"]
+
+
+def test_bench_step_command_saves_figures(
+    tiny_llama: Path, fake_python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "step.json"
+    words = ["bench", "step", "--model", str(tiny_llama), "--rows", "1,3", "--rounds", "1"]
+    words += ["--depth", "20", "--threads", "1", "--ops", "ref", "--json", str(out)]
+    assert main([*words, "--vs", "llama.cpp", "--peer-python", fake_python]) == 0
+    told = json.loads(out.read_text())
+    assert (told["schema"], told["kind"], told["peer"]) == (1, "step", "peer 1")
+    assert [s["rows"] for s in told["steps"]] == [1, 3]
+    assert told["ceilings"]["read_bytes_s"] > 0
+    assert "x floor" in capsys.readouterr().out
+
+
+def test_bench_speed_command_saves_figures(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    words = ["bench", "speed", "--model", str(tiny_llama), "--prompt", "40", "--answer", "3"]
+    words += ["--depth", "8", "--rounds", "1", "--threads", "1", "--ops", "ref", "--no-process"]
+    assert main([*words, "--json", str(out)]) == 0
+    told = json.loads(out.read_text())
+    assert [s["name"] for s in told["speed"]] == ["prefill", "decode"]
+    assert "process" not in told
+
+
+@pytest.mark.parametrize("rows", ["", "0", "1,x", "4,1000"])
+def test_bench_step_refuses_bad_rows(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "step", "--rows", rows]) == 2
+    assert "--rows" in capsys.readouterr().err
+
+
+def test_measure_process_starts_a_process(tiny_llama: Path) -> None:
+    found = measure_process(tiny_llama, threads=1, max_ctx=128, ops="ref", tries=1)
+    assert 0 < found.first_token_s < 120
+    assert found.peak_bytes > found.torch_bytes > 50 << 20
+    assert found.kv_bytes > 0
+    assert found.to_json()["file_bytes"] == tiny_llama.stat().st_size
