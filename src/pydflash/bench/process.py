@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydflash.config import EngineConfig, OpsChoice
 from pydflash.errors import EngineError
 
-_TORCH = "import torch, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+_TORCH = "import torch; from pydflash.bench.process import peak_bytes; print(peak_bytes())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def measure_process(
     model: Path, *, threads: int, max_ctx: int, ops: str = "auto", tries: int = 2
 ) -> ProcessFigures:
     """Start `tries` processes one after another; the best time (the first may find a cold disk)."""
-    torch_kib = int(_run([sys.executable, "-c", _TORCH])[1])
+    torch_bytes = int(_run([sys.executable, "-c", _TORCH])[1])
     best: ProcessFigures | None = None
     for _ in range(tries):
         words = ["-m", __name__, str(model), str(threads), str(max_ctx), ops]
@@ -49,7 +49,7 @@ def measure_process(
         found = ProcessFigures(
             first_token_s=first_s,
             peak_bytes=told["peak_bytes"],
-            torch_bytes=torch_kib * 1024,
+            torch_bytes=torch_bytes,
             file_bytes=model.stat().st_size,
             kv_bytes=told["kv_bytes"],
         )
@@ -57,6 +57,21 @@ def measure_process(
             best = found
     assert best is not None
     return best
+
+
+def peak_bytes() -> int:
+    """The most memory this process has had resident."""
+    try:
+        # Not getrusage: on Linux its maximum counts the parent's memory before exec, too.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _run(command: list[str]) -> tuple[float, str]:
@@ -73,8 +88,6 @@ def _run(command: list[str]) -> tuple[float, str]:
 
 
 def _answer(model: Path, config: EngineConfig) -> None:
-    import resource
-
     from pydflash.sampling.params import SamplingParams
     from pydflash.service.events import TextDelta
     from pydflash.service.llm import LLM
@@ -88,10 +101,7 @@ def _answer(model: Path, config: EngineConfig) -> None:
                 started = True
                 out.write(event.text.replace("\n", " ") + "\n")
                 out.flush()
-        # ru_maxrss counts kibibytes on Linux, bytes on macOS.
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        out.write(json.dumps({"peak_bytes": peak, "kv_bytes": llm.loaded.plan.kv}) + "\n")
+        out.write(json.dumps({"peak_bytes": peak_bytes(), "kv_bytes": llm.loaded.plan.kv}) + "\n")
 
 
 def _main(model: str, threads: str, max_ctx: str, ops: str) -> None:
