@@ -33,7 +33,7 @@ class SentencePieceModel:
         self._unk = unk
         self._cache: dict[str, tuple[int, ...]] = {}
         # Characters that some token has right before a space mark: no cut between those two.
-        spanning = {pair[0] for pair in re.findall(f"[^{SPACE}\0]{SPACE}", "\0".join(ids))}
+        spanning = {pair[0] for pair in re.findall(f"[^{SPACE}\ud800]{SPACE}", "\ud800".join(ids))}
         unsafe = "".join(map(re.escape, sorted(spanning)))
         self._cut = re.compile(f"(?<=[^{SPACE}{unsafe}])(?={SPACE})")
 
