@@ -266,7 +266,7 @@ def test_chat_before_any_answer_has_no_stats(
 ) -> None:
     feed(monkeypatch, "/stats\n")
     assert main(["chat", "m.gguf", "--quiet"]) == 0
-    assert capsys.readouterr().err == "no answer yet\n"
+    assert capsys.readouterr().err == "no finished answer yet\n"
 
 
 class Terminal(io.StringIO):

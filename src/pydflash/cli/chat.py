@@ -113,7 +113,7 @@ class Repl:
 
     def _show_stats(self) -> None:
         if self._last is None:
-            print("no answer yet", file=sys.stderr)
+            print("no finished answer yet", file=sys.stderr)
             return
         print(single.figures(self._last), file=sys.stderr)
         usage = self._last.usage
