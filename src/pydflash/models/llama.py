@@ -71,6 +71,10 @@ class Config:
         )
         if meta.int("{arch}.expert_count", default=0):
             raise UnsupportedError(f"{meta.arch} with mixture-of-experts layers is not built yet")
+        if min(config.layers, config.ffn, config.head_dim, config.max_positions) <= 0:
+            raise CheckpointError(
+                "block_count, feed_forward_length, attention.key_length and context_length must be above 0"
+            )
         meta.ignore(
             "{arch}.vocab_size", "{arch}.expert_used_count", "{arch}.rope.scaling.finetuned"
         )
@@ -175,8 +179,14 @@ def _rope(meta: Meta, head_dim: int, interleaved: bool) -> RopeSpec:
     original = meta.int(key + "original_context_length", default=0)
     if kind == "yarn" and (original <= 0 or factor <= 0):
         raise CheckpointError("yarn rope needs rope.scaling.factor and original_context_length")
+    dims = meta.int("{arch}.rope.dimension_count", default=head_dim)
+    if not 0 < dims <= head_dim or dims % 2:
+        raise CheckpointError(
+            f"{meta.arch}.rope.dimension_count is {dims}; it must be even and at most the head "
+            f"dimension {head_dim}"
+        )
     return RopeSpec(
-        dims=meta.int("{arch}.rope.dimension_count", default=head_dim),
+        dims=dims,
         base=meta.float("{arch}.rope.freq_base", default=10000.0),
         interleaved=interleaved,
         scaling="linear" if kind == "linear" else "yarn" if kind == "yarn" else "none",
