@@ -142,12 +142,13 @@ class OpTable:
     prepare(parts, bias) -> Weight
     embed(weight, tokens int32 [T]) -> f32 [T, K]: rows of a weight, dequantised
     linear(x [T, K], w, spans) -> [T, N]
-    linear_add(x [T, K], w, residual [T, N], spans) -> [T, N]: residual + x W^T; may overwrite and return residual
+    linear_add(x [T, K], w, residual [T, N], spans) -> [T, N]: residual + x W^T; may overwrite and
+        return residual
     norm_linear(x [T, K], norm [K], eps, w, spans) -> [T, N]: rms_norm(x) * norm, then the product
-    norm_gated(x [T, E], norm [E], eps, w, act, spans) -> [T, F]: rms norm, merged gate|up product (w.rows = 2F,
-        gate rows first), act(gate) * up, act in {"silu", "gelu"} (gelu: tanh form)
-    attention(qkv [T, (H + 2G) * D], kv, args, batch) -> [T, H * D]: q/k norm, rope, store of this step's K and V,
-        then attention over the pages. Keys are read back after the store, the step's own too.
+    norm_gated(x [T, E], norm [E], eps, w, act, spans) -> [T, F]: rms norm, merged gate|up product
+        (w.rows = 2F, gate rows first), act(gate) * up; act "silu" or "gelu" (tanh form)
+    attention(qkv [T, (H + 2G) * D], kv, args, batch) -> [T, H * D]: q/k norm, rope, store of this
+        step's K and V, then attention over the pages. Keys are read back after the store.
     copy_slots(kv, src int32 [n], dst int32 [n]): move stored positions (compaction, copy on write)
     """
 

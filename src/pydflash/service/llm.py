@@ -66,7 +66,7 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue a prompt (text or token ids), or several at once."""
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return fold(self.stream(prompt, params))  # type: ignore[arg-type]
+            return fold(self.stream(prompt, params))
         streams = [self.stream(p, params) for p in prompt]  # type: ignore[arg-type]
         return [fold(stream) for stream in streams]
 
