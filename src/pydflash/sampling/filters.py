@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pydflash.sampling.noise import F64, Ids
 from pydflash.sampling.params import SamplingParams
@@ -54,10 +53,9 @@ def best(row: F32, count: int) -> Ids:
         return np.empty(0, dtype=np.int64)
     if count >= len(row):
         return _ordered(row, np.arange(len(row), dtype=np.int64))
-    # topk says where the cut lies; who stands on it is decided by id, not by the library.
-    values = torch.topk(torch.from_numpy(row), count, sorted=False).values
-    cut = float(values.min())
-    ids: Ids = np.flatnonzero(row >= np.float32(cut))
+    # The library says where the cut lies; who stands on it is decided by id.
+    cut = np.partition(row, len(row) - count)[len(row) - count]
+    ids: Ids = np.flatnonzero(row >= cut)
     return _ordered(row, ids)[:count]
 
 
