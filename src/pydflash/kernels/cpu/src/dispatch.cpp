@@ -1,0 +1,101 @@
+// The C interface, the choice of ISA, and each thread's scratch memory.
+
+#include <cstdlib>
+
+#include "pack.h"
+
+namespace {
+
+struct Scratch {
+  float* data[S_COUNT] = {};
+  size_t size[S_COUNT] = {};
+  ~Scratch() {
+    for (float* p : data) free(p);
+  }
+};
+thread_local Scratch mine;
+
+const Kernels* active = nullptr;
+
+}  // namespace
+
+float* scratch(ScratchUse which, size_t floats) {
+  if (mine.size[which] < floats) {
+    free(mine.data[which]);
+    size_t bytes = (floats * sizeof(float) + 4095) & ~size_t{4095};
+    void* p = nullptr;
+    if (posix_memalign(&p, 64, bytes)) abort();
+    mine.data[which] = static_cast<float*>(p);
+    mine.size[which] = bytes / sizeof(float);
+  }
+  return mine.data[which];
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Size of the records, so that a caller built against another layout is noticed at load.
+int32_t pf_layout() {
+  return static_cast<int32_t>(sizeof(PfSegment) + sizeof(PfWeight) * 3 + sizeof(PfKV) * 5 + sizeof(PfAttn) * 7 +
+                              sizeof(PfBatch) * 11);
+}
+
+// Pick an ISA by name, or the best one for null. Returns its name, or null when this machine or build lacks it.
+const char* pf_select(const char* name) {
+  struct Choice {
+    const char* name;
+    const Kernels* (*table)();
+    bool usable;
+  };
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const Choice choices[] = {
+      {"avx512", kernels_avx512, avx512}, {"avx2", kernels_avx2, avx2}, {"portable", kernels_portable, true}};
+#else
+  const Choice choices[] = {{"portable", kernels_portable, true}};
+#endif
+  for (const Choice& c : choices)
+    if (c.usable && (!name || !strcmp(name, c.name))) {
+      active = c.table();
+      return c.name;
+    }
+  return nullptr;
+}
+
+// Elements and bytes of a packed block's GGUF form; 0 for an unknown format number.
+int32_t pf_block_k(int32_t format) { return format >= 0 && format < F_COUNT ? SHAPES[format].k : 0; }
+int32_t pf_block_bytes(int32_t format) { return format >= 0 && format < F_COUNT ? SHAPES[format].bytes : 0; }
+
+void pf_pack(int32_t format, const uint8_t* src, int64_t row_stride, int64_t rows, int64_t blocks, uint8_t* dst,
+             int32_t threads) {
+  pack_rows(format, src, row_stride, rows, blocks, dst, threads);
+}
+
+void pf_product(const PfWeight* w, const float* x, int64_t tokens, float* y, const float* residual, const float* norm,
+                float eps, int32_t act, int32_t threads) {
+  if (tokens <= 0) return;
+  active->product({w, x, norm, residual, y, tokens, eps, act, threads});
+}
+
+void pf_gate(const float* x, int64_t tokens, int64_t half, float* y, int32_t act, int32_t threads) {
+  active->gate(x, tokens, half, y, act, threads);
+}
+
+void pf_embed(const PfWeight* w, const int32_t* rows, int64_t count, float* out, int32_t threads) {
+  active->embed(*w, rows, count, out, threads);
+}
+
+void pf_attention(const PfAttn* args, const PfKV* kv, const PfBatch* batch, const float* qkv, float* out,
+                  int32_t threads) {
+  if (batch->tokens <= 0) return;
+  active->attention(*args, *kv, *batch, qkv, out, threads);
+}
+
+void pf_copy(uint8_t* data, int64_t outer, int64_t inner, const int32_t* src, const int32_t* dst, int64_t count) {
+  copy_positions(data, outer, inner, src, dst, count);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
