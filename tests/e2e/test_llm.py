@@ -151,7 +151,7 @@ def test_requests_that_cannot_be_answered(llm: LLM) -> None:
     with pytest.raises(RequestError, match="outside the vocabulary"):
         llm.generate([5, 10**6])
     with pytest.raises(RequestError, match="empty"):
-        llm.generate([])
+        llm.generate("")
     with pytest.raises(RequestError, match="logit_bias"):
         llm.generate("x", SamplingParams(logit_bias={10**6: 1.0}))
     with pytest.raises(TemplateError):

@@ -55,9 +55,29 @@ class Engine:
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
 
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be answered, before it takes anything. Safe from any thread.
+
+        Raises ContextLengthError, or RequestError for an empty prompt or a token that does not exist.
+        """
+        prompt, vocab_size = request.prompt, self.sampler.vocab_size
+        if not prompt:
+            raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        if len(prompt) >= self.max_ctx:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.max_ctx}; "
+                "shorten it or raise --max-ctx"
+            )
+        bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
+        if bad is not None:
+            raise RequestError(
+                f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
+            )
+        self.sampler.check(request.params)
+
     def add(self, request: Request) -> Sequence:
-        """Queue a request. Raises ContextLengthError, or RequestError for a bad token."""
-        check_request(request, self.model.vocab_size, self.max_ctx)
+        """Queue a request, once `check` has passed it."""
+        self.check(request)
         room = self.max_ctx - len(request.prompt)
         sequence = Sequence(
             request=request,
@@ -187,22 +207,3 @@ class Engine:
         self.scheduler.remove(sequence)
         self.states.finish(sequence)
         del self._sequences[sequence.request.id]
-
-
-def check_request(request: Request, vocab_size: int, max_ctx: int) -> None:
-    """Refuse what cannot be answered, before it takes anything."""
-    prompt = request.prompt
-    if not prompt:
-        raise RequestError("the prompt is empty; give at least one token", param="prompt")
-    if len(prompt) >= max_ctx:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and the context holds {max_ctx}; shorten it or "
-            "raise --max-ctx"
-        )
-    bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
-    if bad is None:
-        bad = next((t for t in request.params.logit_bias if not 0 <= t < vocab_size), None)
-    if bad is not None:
-        raise RequestError(
-            f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
-        )

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydflash.engine.engine import Engine, check_request
+from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.errors import EngineError
 
@@ -37,8 +37,7 @@ class Worker:
 
     def submit(self, request: Request) -> Ticket:
         """Start a request. Raises RequestError at once for one that cannot be answered."""
-        check_request(request, self._engine.model.vocab_size, self._engine.max_ctx)
-        self._engine.sampler.check(request.params)
+        self._engine.check(request)
         ticket = Ticket(request)
         with self._lock:
             if self._dead is not None:
