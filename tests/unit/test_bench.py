@@ -121,14 +121,14 @@ def test_rig_reads_forces_and_goes_back(rig: Rig) -> None:
 
 
 def test_measure_steps_and_speed_take_turns(rig: Rig, fake_python: str, tiny_llama: Path) -> None:
-    ceilings = Ceilings(read_bytes_s=1e9, flops_s=1e9, threads=1)
     with PeerProcess(tiny_llama, threads=1, ctx=128, python=fake_python) as other:
-        steps = measure_steps(rig, other, ceilings, depth=33, rows=(1, 5), rounds=2)
+        steps, ceilings = measure_steps(rig, other, depth=33, rows=(1, 5), rounds=2)
         speed = measure_speed(rig, other, prompt=40, answer=3, depth=8, rounds=1)
     assert [f.rows for f in steps] == [1, 5]
     for figure in steps:
         assert len(figure.ours.seconds) == 6
         assert figure.theirs is not None
+        assert figure.floor_s == ceilings.floor(figure.nbytes, figure.flops)
         assert figure.to_json()["ratio"]["min"] == figure.ours.best / 0.5
     prefill, decode = (f.to_json() for f in speed)
     assert (prefill["name"], prefill["tokens"]) == ("prefill", 40)
@@ -226,6 +226,7 @@ def test_bench_step_refuses_bad_rows(rows: str, capsys: pytest.CaptureFixture[st
 
 def test_measure_process_starts_a_process(tiny_llama: Path) -> None:
     found = measure_process(tiny_llama, threads=1, max_ctx=128, ops="ref", tries=1)
+    assert found.ops == "ref"
     assert 0 < found.first_token_s < 120
     assert found.peak_bytes > found.torch_bytes > 50 << 20
     assert found.kv_bytes > 0

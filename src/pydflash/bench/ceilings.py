@@ -18,6 +18,14 @@ class Ceilings:
     flops_s: float
     threads: int
 
+    def best(self, other: "Ceilings") -> "Ceilings":
+        """The higher of each: a ceiling measured in a slow moment is none."""
+        return Ceilings(
+            read_bytes_s=max(self.read_bytes_s, other.read_bytes_s),
+            flops_s=max(self.flops_s, other.flops_s),
+            threads=self.threads,
+        )
+
     def floor(self, nbytes: float, flops: float) -> float:
         """Seconds that work of this size takes at the very least."""
         return max(nbytes / self.read_bytes_s, flops / self.flops_s)

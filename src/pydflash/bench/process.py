@@ -22,6 +22,7 @@ _TORCH = "import torch; from pydflash.bench.process import peak_bytes; print(pea
 class ProcessFigures:
     """Seconds and bytes. `beyond` is peak memory less `import torch` less KV, over the file's size."""
 
+    ops: str
     first_token_s: float
     peak_bytes: int
     torch_bytes: int
@@ -47,6 +48,7 @@ def measure_process(
         first_s, last = _run([sys.executable, *words])
         told = json.loads(last)
         found = ProcessFigures(
+            ops=told["ops"],
             first_token_s=first_s,
             peak_bytes=told["peak_bytes"],
             torch_bytes=torch_bytes,
@@ -101,7 +103,9 @@ def _answer(model: Path, config: EngineConfig) -> None:
                 started = True
                 out.write(event.text.replace("\n", " ") + "\n")
                 out.flush()
-        out.write(json.dumps({"peak_bytes": peak_bytes(), "kv_bytes": llm.loaded.plan.kv}) + "\n")
+        loaded = llm.loaded
+        told = {"ops": loaded.ops, "peak_bytes": peak_bytes(), "kv_bytes": loaded.plan.kv}
+        out.write(json.dumps(told) + "\n")
 
 
 def _main(model: str, threads: str, max_ctx: str, ops: str) -> None:

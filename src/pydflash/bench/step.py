@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydflash.bench.ceilings import Ceilings
+from pydflash.bench.ceilings import Ceilings, measure
 from pydflash.bench.harness import Rig
 from pydflash.bench.peer import PeerProcess
 from pydflash.bench.report import Samples, ratio
@@ -48,17 +48,20 @@ class StepFigure:
 def measure_steps(
     rig: Rig,
     peer: PeerProcess | None,
-    ceilings: Ceilings,
     *,
     depth: int,
     rows: Sequence[int] = ROWS,
     rounds: int = 7,
-) -> list[StepFigure]:
-    """Time steps of each row count after `depth` stored positions, `rounds` bursts a side, in turn."""
+) -> tuple[list[StepFigure], Ceilings]:
+    """Time steps of each row count after `depth` stored positions, `rounds` bursts a side, in turn.
+
+    The ceilings are measured again beside every row count; the best of all make the floors.
+    """
     rig.fill(depth)
     if peer is not None:
         peer.fill(depth)
-    figures = []
+    ceilings = measure(rig.threads)
+    timed = []
     for k in rows:
         ours: list[float] = []
         theirs: list[float] = []
@@ -68,16 +71,21 @@ def measure_steps(
             if peer is not None:
                 time.sleep(PAUSE_S)
                 theirs += peer.step(k, depth, _BURST)
-        cost = rig.cost(k, depth)
-        figures.append(
-            StepFigure(
-                rows=k,
-                ours=Samples(tuple(ours)),
-                theirs=Samples(tuple(theirs)) if theirs else None,
-                nbytes=cost.nbytes,
-                flops=cost.flops,
-                floor_s=ceilings.floor(cost.nbytes, cost.flops),
-                bound=ceilings.bound(cost.nbytes, cost.flops),
-            )
-        )
-    return figures
+        timed.append((k, Samples(tuple(ours)), Samples(tuple(theirs)) if theirs else None))
+        ceilings = ceilings.best(measure(rig.threads, tries=2))
+    return [_figure(rig, ceilings, depth, *one) for one in timed], ceilings
+
+
+def _figure(
+    rig: Rig, ceilings: Ceilings, depth: int, rows: int, ours: Samples, theirs: Samples | None
+) -> StepFigure:
+    cost = rig.cost(rows, depth)
+    return StepFigure(
+        rows=rows,
+        ours=ours,
+        theirs=theirs,
+        nbytes=cost.nbytes,
+        flops=cost.flops,
+        floor_s=ceilings.floor(cost.nbytes, cost.flops),
+        bound=ceilings.bound(cost.nbytes, cost.flops),
+    )

@@ -54,7 +54,6 @@ def step(
     json: Json = None,
 ) -> None:
     """Time a step of k exact rows, beside the least its bytes and operations could take here."""
-    from pydflash.bench.ceilings import measure
     from pydflash.bench.report import save
     from pydflash.bench.step import measure_steps
 
@@ -62,8 +61,7 @@ def step(
     path = catalog.resolve(model)
     rig = _rig(path, depth + max(counts), threads, cache_type, ops)
     with _peer(vs, peer_python, path, rig) as peer:
-        ceilings = measure(rig.threads)
-        figures = measure_steps(rig, peer, ceilings, depth=depth, rows=counts, rounds=rounds)
+        figures, ceilings = measure_steps(rig, peer, depth=depth, rows=counts, rounds=rounds)
         head = _head(path, rig, peer, cache_type)
     _show_steps(figures, f"k-row step after {depth} positions, {rig.ops.name} kernels")
     if json is not None:
@@ -106,7 +104,7 @@ def speed(
         whole = measure_process(path, threads=rig.threads, max_ctx=rig.ctx, ops=ops)
         body["process"] = whole.to_json()
         print(
-            f"process: first token after {whole.first_token_s:.2f} s; peak "
+            f"process ({whole.ops} kernels): first token after {whole.first_token_s:.2f} s; peak "
             f"{_mib(whole.peak_bytes)}, of it import torch {_mib(whole.torch_bytes)}, "
             f"KV {_mib(whole.kv_bytes)}; the rest is {whole.beyond:.2f} x the file"
         )
@@ -142,8 +140,8 @@ def _head(path: Path, rig: "Rig", peer: "PeerProcess | None", cache_type: str) -
 
 
 def _show_steps(figures: list["StepFigure"], title: str) -> None:
-    columns = ["rows", "ms min/med", "floor ms", "x floor", "bound by"]
-    columns += ["llama.cpp ms", "ratio min/med"] if figures[0].theirs is not None else []
+    columns = ["rows", "ms best/med", "floor ms", "x floor", "bound by"]
+    columns += ["llama.cpp ms", "ratio"] if figures[0].theirs is not None else []
     lines = []
     for f in figures:
         line = [str(f.rows), _pair(f.ours.best * 1e3, f.ours.median * 1e3)]
@@ -157,7 +155,7 @@ def _show_steps(figures: list["StepFigure"], title: str) -> None:
 
 def _show_speed(figures: list["SpeedFigure"], title: str) -> None:
     columns = ["", "tokens", "tok/s best/med"]
-    columns += ["llama.cpp tok/s", "speed-up best/med"] if figures[0].theirs is not None else []
+    columns += ["llama.cpp tok/s", "speed-up"] if figures[0].theirs is not None else []
     lines = []
     for f in figures:
         line = [f.name, str(f.tokens), _pair(f.tokens / f.ours.best, f.tokens / f.ours.median)]
@@ -184,7 +182,7 @@ def _counts(text: str) -> list[int]:
 
 
 def _pair(first: float, second: float) -> str:
-    return f"{first:.2f} / {second:.2f}"
+    return f"{first:.2f}/{second:.2f}"
 
 
 def _mib(size: int) -> str:
