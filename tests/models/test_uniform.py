@@ -46,9 +46,14 @@ def ops(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=sorted(CASES))
-def make(request: pytest.FixtureRequest, arch: str, ops: str, tmp_path: Path) -> Make:
-    path = tiny_gguf(tmp_path / "tiny.gguf", arch, **CASES[request.param])
+# The reference is slow, and its code is the same for every format and head count.
+BUILDS = [("cpu", case) for case in sorted(CASES)] + [("ref", c) for c in ("bias", "mix", "yarn")]
+
+
+@pytest.fixture(params=BUILDS, ids="-".join)
+def make(request: pytest.FixtureRequest, arch: str, tmp_path: Path) -> Make:
+    ops, case = request.param
+    path = tiny_gguf(tmp_path / "tiny.gguf", arch, **CASES[case])
 
     def build(**options: object) -> Driver:
         return Driver(path, **{"ops": ops} | options)  # type: ignore[arg-type]
