@@ -10,6 +10,7 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 6;  // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16
+constexpr int FUSED_PANELS[] = {2, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once, so that sums and scales stay in registers
 
 INL V vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INL void vstore(float* p, V x) {

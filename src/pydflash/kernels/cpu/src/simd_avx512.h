@@ -10,6 +10,7 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 12;  // enough sums in flight for two FMA units, and room to spare in 32 registers
+constexpr int FUSED_PANELS[] = {4, 4, 2, 2};  // by rows of a fused pass: panels it runs through at once
 
 INL V vload(const float* p) { return {_mm512_loadu_ps(p)}; }
 INL void vstore(float* p, V x) { _mm512_storeu_ps(p, x.v); }

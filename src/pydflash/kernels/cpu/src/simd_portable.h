@@ -4,6 +4,7 @@
 #pragma once
 
 constexpr int TILE_ROWS = 4;
+constexpr int FUSED_PANELS[] = {1, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once
 
 typedef float V __attribute__((vector_size(64)));
 typedef uint32_t I __attribute__((vector_size(64)));
