@@ -29,7 +29,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_build_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compile line, on units small enough for a test: named after the sources, nothing left over."""
-    monkeypatch.setattr(library, "units", lambda: (("copy.cpp", ("-O0",)),))
+    monkeypatch.setattr(library, "units", lambda **_: (("copy.cpp", ("-O0",)),))
     path = library.build(tmp_path / "new")
     assert path.name == library.file_name()
     assert [p.name for p in path.parent.iterdir()] == [path.name]

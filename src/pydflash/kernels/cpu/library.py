@@ -35,13 +35,8 @@ FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-_UNITS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("kernels_portable.cpp", ("-O2",)),  # -O3 takes minutes on loops over lanes
-    ("pack.cpp", ()),
-    ("copy.cpp", ()),
-    ("dispatch.cpp", ()),
-)
-_X86_UNITS = (("kernels_avx2.cpp", _AVX2), ("kernels_avx512.cpp", _AVX512))
+
+Units = tuple[tuple[str, tuple[str, ...]], ...]
 
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_layout": (c_int32, ()),
@@ -62,15 +57,31 @@ class BuildError(ConfigError):
     """The library could not be compiled."""
 
 
-def units() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Translation units of this machine's library, each with the flags of its ISA."""
+def units(*, everything: bool = False) -> Units:
+    """Translation units, each with the flags of its ISA: what this machine can run, or all for a wheel.
+
+    AVX-512 takes longest to compile, so only a machine that has it (or a wheel) pays for it.
+    """
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return _X86_UNITS + _UNITS if x86 else _UNITS
+    avx512 = x86 and (everything or "AVX512" in torch.backends.cpu.get_cpu_capability())
+    found: list[tuple[str, tuple[str, ...]]] = []
+    if avx512:
+        found.append(("kernels_avx512.cpp", _AVX512))
+    if x86:
+        found.append(("kernels_avx2.cpp", _AVX2))
+    found += [
+        ("kernels_portable.cpp", ("-O2",)),  # -O3 takes minutes on loops over lanes
+        ("pack.cpp", ()),
+        ("copy.cpp", ()),
+        ("dispatch.cpp", ("-DPF_AVX512",) if avx512 else ()),
+    ]
+    return tuple(found)
 
 
-def file_name() -> str:
+def file_name(*, everything: bool = False) -> str:
     """Name of the library that belongs to these sources and flags."""
-    digest = hashlib.sha256(repr((FLAGS, units(), platform.machine())).encode())
+    parts = (FLAGS, units(everything=everything), platform.machine())
+    digest = hashlib.sha256(repr(parts).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
@@ -91,22 +102,26 @@ def compiler() -> str | None:
     return None
 
 
-def build(target_dir: Path) -> Path:
-    """Compile the library into `target_dir` and return its path; BuildError says why it could not be done."""
+def build(target_dir: Path, *, everything: bool = False) -> Path:
+    """Compile the library into `target_dir` and return its path; BuildError says why it could not be done.
+
+    `everything` builds each instruction set of the architecture, for a wheel: put it beside this file.
+    """
     command = compiler()
     if command is None:
         raise BuildError("no C++ compiler found; install g++ or clang++, or set CXX")
     target_dir.mkdir(parents=True, exist_ok=True)
-    target = target_dir / file_name()
+    target = target_dir / file_name(everything=everything)
+    wanted = units(everything=everything)
     with tempfile.TemporaryDirectory(dir=target_dir, prefix=".build-") as name:
         work = Path(name)
         jobs = [
             _start(
                 [command, *FLAGS, *flags, "-c", str(SOURCES / unit), "-o", str(work / f"{unit}.o")]
             )
-            for unit, flags in units()
+            for unit, flags in wanted
         ]
-        objects = [str(work / f"{unit}.o") for unit, _ in units()]
+        objects = [str(work / f"{unit}.o") for unit, _ in wanted]
         link = [command, "-shared", "-fopenmp", *objects, "-o", str(work / target.name)]
         _finish(jobs)
         _finish([_start(link)])
@@ -116,8 +131,8 @@ def build(target_dir: Path) -> Path:
 
 def find() -> Path | None:
     """The library already built for these sources, if there is one."""
-    for folder in (Path(__file__).parent, cache_dir()):
-        path = folder / file_name()
+    shipped = Path(__file__).parent / file_name(everything=True)
+    for path in (shipped, cache_dir() / file_name()):
         if path.is_file():
             return path
     return None

@@ -49,13 +49,19 @@ const char* pf_select(const char* name) {
   };
 #if defined(__x86_64__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(PF_AVX512)
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const Choice choices[] = {
-      {"avx512", kernels_avx512, avx512}, {"avx2", kernels_avx2, avx2}, {"portable", kernels_portable, true}};
-#else
-  const Choice choices[] = {{"portable", kernels_portable, true}};
 #endif
+#endif
+  const Choice choices[] = {
+#if defined(PF_AVX512)
+      {"avx512", kernels_avx512, avx512},
+#endif
+#if defined(__x86_64__)
+      {"avx2", kernels_avx2, avx2},
+#endif
+      {"portable", kernels_portable, true}};
   for (const Choice& c : choices)
     if (c.usable && (!name || !strcmp(name, c.name))) {
       active = c.table();
