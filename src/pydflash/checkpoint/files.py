@@ -80,10 +80,17 @@ class Checkpoint:
         info = self.info(name)
         return self.files[info.file].path, info.offset
 
-    def release(self, name: str) -> None:
-        """Let the tensor's memory go (it was repacked or copied). A later read loads it again."""
-        info = self.info(name)
-        self.files[info.file].release(info.offset, info.nbytes)
+    def release(self, name: str | None = None) -> None:
+        """Let the memory of a tensor (it was repacked or copied), or of everything, go.
+
+        A later read loads it again.
+        """
+        if name is not None:
+            info = self.info(name)
+            self.files[info.file].release(info.offset, info.nbytes)
+            return
+        for file in self.files:
+            file.release(0, file.size)
 
     def prefetch(self, name: str | None = None) -> None:
         """Have the system read one tensor, or everything, ahead of its use."""

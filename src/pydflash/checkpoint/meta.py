@@ -22,6 +22,9 @@ _BOOLS = frozenset({ValueType.BOOL})
 _STRINGS = frozenset({ValueType.STRING})
 
 
+_KEEP_ITEMS = 4096  # a vocabulary is decoded for whoever asks: two copies of one cost megabytes
+
+
 class Reader(Generic[V]):
     """Reads keys of one type. Without `default` a missing key is a CheckpointError."""
 
@@ -141,9 +144,12 @@ class Meta:
         return entry
 
     def value(self, entry: Entry) -> Any:
-        if entry.key not in self._values:
-            self._values[entry.key] = decode_value(self._buffer, entry, self.name)
-        return self._values[entry.key]
+        if entry.key in self._values:
+            return self._values[entry.key]
+        value = decode_value(self._buffer, entry, self.name)
+        if entry.count <= _KEEP_ITEMS:
+            self._values[entry.key] = value
+        return value
 
     def wrong(self, entry: Entry, wanted: str) -> CheckpointError:
         found = entry.type.name

@@ -8,11 +8,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pydflash.kernels.ops import Rope
 
 Tensor = torch.Tensor
+F64 = npt.NDArray[np.float64]
 Scaling = Literal["none", "linear", "yarn"]
 
 
@@ -39,10 +42,10 @@ def rope_table(
 
     `factors` f32 [dims / 2] are the file's `rope_freqs.weight`.
     """
-    half = spec.dims // 2
-    frequency = spec.base ** (-torch.arange(half, dtype=torch.float64) * 2 / spec.dims)
+    # NOTE: numpy, because torch would touch megabytes of its library for this one table.
+    frequency = spec.base ** (-np.arange(spec.dims // 2, dtype=np.float64) * 2 / spec.dims)
     if factors is not None:
-        frequency = frequency / factors.double().cpu()
+        frequency = frequency / factors.cpu().numpy().astype(np.float64)
     magnitude = 1.0
     if spec.scaling == "linear":
         frequency = frequency / spec.factor
@@ -50,16 +53,20 @@ def rope_table(
         keep = _yarn_ramp(spec) * spec.ext_factor
         frequency = frequency * keep + frequency / spec.factor * (1 - keep)
         magnitude = spec.attn_factor * (1 + 0.1 * math.log(spec.factor))
-    angle = torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
+    angle = np.outer(np.arange(positions, dtype=np.float64), frequency)
+
+    def table(values: F64) -> Tensor:
+        return torch.from_numpy((values * magnitude).astype(np.float32)).to(device)
+
     return Rope(
-        cos=(angle.cos() * magnitude).float().to(device),
-        sin=(angle.sin() * magnitude).float().to(device),
+        cos=table(np.cos(angle)),
+        sin=table(np.sin(angle)),
         dims=spec.dims,
         interleaved=spec.interleaved,
     )
 
 
-def _yarn_ramp(spec: RopeSpec) -> Tensor:
+def _yarn_ramp(spec: RopeSpec) -> F64:
     """1 where a frequency is kept, 0 where it is interpolated, linear between. f64 [dims / 2]."""
 
     def index_of(rotations: float) -> float:
@@ -68,5 +75,5 @@ def _yarn_ramp(spec: RopeSpec) -> Tensor:
 
     low = max(math.floor(index_of(spec.beta_fast)), 0)
     high = min(math.ceil(index_of(spec.beta_slow)), spec.dims - 1)
-    at = torch.arange(spec.dims // 2, dtype=torch.float64)
-    return 1 - ((at - low) / max(high - low, 0.001)).clamp(0, 1)
+    at = np.arange(spec.dims // 2, dtype=np.float64)
+    return 1 - np.clip((at - low) / max(high - low, 0.001), 0, 1)

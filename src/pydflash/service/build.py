@@ -3,7 +3,8 @@
 The only file that knows every part.
 """
 
-import threading
+import ctypes
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ def load(
     threads = config.runtime.threads or default_threads()
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
-    language = _Language(checkpoint)
+    # Before the weights, so that what building it needs for a moment is not on top of them.
+    tokenizer, template = build_language(checkpoint)
+    _trim()
     device = torch.device("cpu")
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
     described = describe(checkpoint)
@@ -88,7 +91,9 @@ def load(
     kv = KvStore(
         model.state_specs(), plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops
     )
-    tokenizer, template = language.result()
+    if not ops.borrows:
+        checkpoint.release()
+    _trim()
     engine = Engine(
         model,
         States(PagePool(plan.pages), kv),
@@ -125,27 +130,11 @@ def build_language(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate]:
     return tokenizer, ChatTemplate(source, bos=text(vocabulary.bos), eos=text(vocabulary.eos))
 
 
-class _Language:
-    """Builds tokenizer and template on a second thread, while weights are laid out."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._made: tuple[Tokenizer, ChatTemplate] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint,), daemon=True)
-        self._thread.start()
-
-    def _run(self, checkpoint: Checkpoint) -> None:
-        try:
-            self._made = build_language(checkpoint)
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> tuple[Tokenizer, ChatTemplate]:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._made is not None
-        return self._made
+def _trim() -> None:
+    """Give what loading freed back to the system, where the C library can (glibc keeps it otherwise)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _check(config: EngineConfig) -> None:

@@ -66,3 +66,8 @@ class ByteLevelModel:
         if self._complete:
             return tokens
         return [token for token in tokens if token < self._first_missing]
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token written exactly so."""
+        token = self._backend.token_to_id(text)
+        return token if token is not None and token < self._first_missing else None

@@ -49,6 +49,10 @@ class SentencePieceModel:
             tokens.extend(known)
         return tokens
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token written exactly so."""
+        return self._ids.get(text)
+
     def _merge(self, word: str) -> list[int]:
         ids, scores = self._ids, self._scores
         pieces: list[str] = list(word)  # "" marks a piece merged into its left neighbour

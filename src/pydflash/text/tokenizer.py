@@ -5,13 +5,15 @@ stands for some bytes, and text is what those bytes say in UTF-8.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydflash.errors import CheckpointError, RequestError, UnsupportedError
 from pydflash.text.bytelevel import ByteLevelModel, alphabet_bytes
 from pydflash.text.pretokenizers import pretokenizer_spec
 from pydflash.text.sentencepiece import SPACE, SentencePieceModel
 from pydflash.text.specials import SpecialSplitter
+from pydflash.text.texts import TokenTexts
 from pydflash.text.vocabulary import Vocabulary
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -25,14 +27,14 @@ class Tokenizer:
         """Raises UnsupportedError (model or pre-tokenizer unknown) or CheckpointError (broken)."""
         tokens = vocabulary.tokens
         self.vocab_size = len(tokens)
-        self._tokens = tokens
+        self._tokens = TokenTexts(tokens)
         self._check_ids(vocabulary)
         self.bos = vocabulary.bos
         self.eos = vocabulary.eos
         ends = (*vocabulary.eog, vocabulary.eos, vocabulary.eot)
         self.eog: frozenset[int] = frozenset(token for token in ends if token is not None)
-        self._ids = {text: token for token, text in enumerate(tokens)}
-        self._kinds = self._read_kinds(vocabulary)
+        ids = {text: token for token, text in enumerate(tokens)}
+        self._kinds = self._read_kinds(vocabulary, ids)
         self._bytes: dict[int, bytes] = {}
         self.sentencepiece = vocabulary.model == "llama"
 
@@ -43,13 +45,13 @@ class Tokenizer:
 
         self._model: ByteLevelModel | SentencePieceModel
         if self.sentencepiece:
-            self._model = self._build_sentencepiece(vocabulary)
+            self._model = self._build_sentencepiece(vocabulary, ids)
             add_bos, add_space = True, vocabulary.add_space_prefix is not False
         elif vocabulary.model == "gpt2":
             spec = pretokenizer_spec(vocabulary.pre)
             if vocabulary.merges is None:
                 raise CheckpointError("the model file has no tokenizer.ggml.merges; fetch it again")
-            self._model = ByteLevelModel(self._ids, vocabulary.merges, spec)
+            self._model = ByteLevelModel(ids, vocabulary.merges, spec)
             add_bos, add_space = spec.add_bos, False
         else:
             raise UnsupportedError(
@@ -127,7 +129,7 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token written exactly so in the vocabulary, or None."""
-        return self._ids.get(text)
+        return self._model.token_id(text)
 
     def token_text(self, token: int) -> str:
         """The token as the vocabulary writes it (byte-level or U+2581 alphabet)."""
@@ -156,20 +158,22 @@ class Tokenizer:
             return bytes([int(byte[1], 16)])
         return text.replace(SPACE, " ").encode()
 
-    def _build_sentencepiece(self, vocabulary: Vocabulary) -> SentencePieceModel:
+    def _build_sentencepiece(
+        self, vocabulary: Vocabulary, ids: Mapping[str, int]
+    ) -> SentencePieceModel:
         if vocabulary.scores is None or len(vocabulary.scores) != self.vocab_size:
             raise CheckpointError(
                 "the model file has no tokenizer.ggml.scores for each token; fetch it again"
             )
-        byte_ids = [self._ids.get(f"<0x{byte:02X}>") for byte in range(256)]
-        return SentencePieceModel(self._ids, vocabulary.scores, byte_ids, vocabulary.unk)
+        byte_ids = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+        return SentencePieceModel(ids, vocabulary.scores, byte_ids, vocabulary.unk)
 
-    def _read_kinds(self, vocabulary: Vocabulary) -> Sequence[int]:
+    def _read_kinds(self, vocabulary: Vocabulary, ids: Mapping[str, int]) -> Sequence[int]:
         if vocabulary.token_types is None:
             kinds = [_NORMAL] * self.vocab_size
             if vocabulary.model == "llama":
                 for byte in range(256):
-                    if (token := self._ids.get(f"<0x{byte:02X}>")) is not None:
+                    if (token := ids.get(f"<0x{byte:02X}>")) is not None:
                         kinds[token] = _BYTE
         else:
             kinds = list(vocabulary.token_types)
@@ -182,7 +186,7 @@ class Tokenizer:
         for token in (vocabulary.bos, *self.eog):
             if token is not None and kinds[token] == _NORMAL:
                 kinds[token] = _CONTROL
-        return kinds
+        return array("b", (kind if 0 < kind <= _BYTE else _NORMAL for kind in kinds))
 
     def _check_ids(self, vocabulary: Vocabulary) -> None:
         named = {
