@@ -72,12 +72,23 @@ def test_linear_matches_float64(ops: OpTable, name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_row_and_thread_invariance(ops: OpTable, name: str) -> None:
-    weight = ops.prepare([random_weight(name, 150, 2 * cols_of(name))])
+    weight = ops.prepare([random_weight(name, 470, 2 * cols_of(name))])
     x = torch.randn(256, weight.cols)
     full = linear(ops, x, weight)
     single = build_ops(CPU, 1)
     for table in (ops, single):
-        for start, stop in ((0, 256), (0, 1), (1, 3), (2, 5), (0, 4), (9, 14), (3, 9), (100, 223)):
+        for start, stop in (
+            (0, 256),
+            (0, 1),
+            (1, 3),
+            (2, 5),
+            (0, 4),
+            (9, 14),
+            (3, 9),
+            (1, 9),
+            (5, 21),
+            (100, 223),
+        ):
             assert torch.equal(linear(table, x[start:stop].contiguous(), weight), full[start:stop])
 
 
@@ -137,7 +148,7 @@ def test_linear_add_overwrites_the_residual(ops: OpTable, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu"])
-@pytest.mark.parametrize("half", [48, 50, 7])
+@pytest.mark.parametrize("half", [48, 50, 7, 400])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, 11])
 def test_norm_gated(ops: OpTable, act: str, half: int, merged: bool, tokens: int) -> None:
