@@ -96,14 +96,3 @@ INL I lookup16(I x, const uint8_t* table) {
   __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
-
-// One register, for tiles that are wider than a panel.
-struct N {
-  __m256 v;
-};
-INL N nload(const float* p) { return {_mm256_loadu_ps(p)}; }
-INL void nstore(float* p, N x) { _mm256_storeu_ps(p, x.v); }
-INL N nset(float x) { return {_mm256_set1_ps(x)}; }
-INL N fma(N x, N y, N z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
-// A wide tile: rows x registers of sums, over panels decoded side by side. 4 x 3 keeps twelve sums in flight, as 6 x 2.
-constexpr int N_LANES = 8, WIDE_ROWS = 4, WIDE_REGS = 3, WIDE_PANELS = 3;

@@ -71,14 +71,3 @@ INL I lookup16(I x, const uint8_t* table) {
   __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm512_shuffle_epi8(t, x.v)};
 }
-
-// One register, for tiles that are wider than a panel.
-struct N {
-  __m512 v;
-};
-INL N nload(const float* p) { return {_mm512_loadu_ps(p)}; }
-INL void nstore(float* p, N x) { _mm512_storeu_ps(p, x.v); }
-INL N nset(float x) { return {_mm512_set1_ps(x)}; }
-INL N fma(N x, N y, N z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
-// A wide tile: rows x registers of sums, over panels decoded side by side.
-constexpr int N_LANES = 16, WIDE_ROWS = 8, WIDE_REGS = 2, WIDE_PANELS = 2;

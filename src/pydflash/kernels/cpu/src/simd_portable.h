@@ -106,11 +106,4 @@ PF_CALL I lookup16(I x, const uint8_t* table) {
   return x;
 }
 
-// A wide tile is no gain here: one register is a panel.
-using N = V;
-INL N nload(const float* p) { return vload(p); }
-INL void nstore(float* p, N x) { vstore(p, x); }
-INL N nset(float x) { return vset(x); }
-constexpr int N_LANES = 16, WIDE_ROWS = 4, WIDE_REGS = 1, WIDE_PANELS = 1;
-
 #undef PF_CALL
