@@ -24,7 +24,6 @@ from pydflash.kernels.ops import PAGE_SIZE, StepBatch
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.build import load
 from pydflash.spec.proposal import Proposal
-from pydflash.state.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,8 @@ class Rig:
         self.threads = loaded.threads
         self.ctx = loaded.plan.max_ctx
         self.chunk = config.step.prefill_chunk
-        self.state = SequenceState(self.engine.states.pool, self.kv)
+        self.layers = self.engine.states.layers
+        self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:
             self._matrix = _matrix(checkpoint)
 
@@ -63,13 +63,14 @@ class Rig:
         return Cost(nbytes=nbytes + stored, flops=2.0 * elements * rows + attention)
 
     def clear(self, keep: int = 0) -> None:
-        """Forget every position from `keep` on."""
+        """Forget every position from `keep` on, 0 or the depth of `fill` for a recurrent model."""
         self.state.rollback(keep)
 
     def fill(self, depth: int) -> None:
         """Start over and store `depth` positions of the pattern."""
         self.clear()
         self.read_prompt(pattern(depth, 0, self.vocab_size))
+        self.state.capture()
 
     def read_prompt(self, tokens: Many[int], *, every: bool = False) -> torch.Tensor:
         """Store a prompt through prefill chunks. f32 [1, V], or [len(tokens), V] when `every`."""
@@ -82,7 +83,7 @@ class Rig:
             batch = self._batch(prompt, Phase.PREFILL, count)
             if every:
                 batch = replace(batch, logit_rows=torch.arange(count))
-            outputs.append(self.model.forward(batch, self.kv.layers).logits)
+            outputs.append(self.model.forward(batch, self.layers).logits)
             self.state.extend(count)
         return torch.cat([o for o in outputs if len(o)])
 
@@ -90,7 +91,7 @@ class Rig:
         """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
         proposal = Proposal.chain(tokens)
         batch = self._batch(self._sequence(tokens), Phase.DECODE, len(tokens), proposal)
-        return self.model.forward(batch, self.kv.layers).logits
+        return self.model.forward(batch, self.layers).logits
 
     def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
         """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
