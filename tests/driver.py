@@ -10,6 +10,7 @@ from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
 from pydflash.engine.states import layer_states
 from pydflash.kernels import select
+from pydflash.kernels.ops import RowKind, Span
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
@@ -58,6 +59,21 @@ class Driver:
             state.extend(len(tokens[:room]))
             tokens = tokens[room:]
         return logits[-1]
+
+    def prefill_all(self, state: SequenceState, tokens: list[int], chunk: int = 256) -> Tensor:
+        """Store tokens in prompt chunks; logits f32 [n, V] of each."""
+        last = len(self.model.blocks) - 1
+        model, outputs = self.model, []
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[start : start + chunk]
+            self.step([(state, Phase.PREFILL, piece)], taps=frozenset({last}))
+            state.extend(len(piece))
+            spans = (Span(0, len(piece), RowKind.EXACT),)
+            x = self.taps[last]
+            outputs.append(
+                self.ops.norm_linear(x, model.output_norm, model.eps, model.output, spans)
+            )
+        return torch.cat(outputs)
 
     def decode(self, state: SequenceState, tokens: list[int]) -> Tensor:
         """Store tokens one step at a time; logits f32 [n, V] of each."""

@@ -67,10 +67,10 @@ def tiny_gguf(
 
     `formats`: one format name for every matrix, or patterns of tensor names to format names, first match
     wins ("*" last; default F32). Vectors, convolutions and routers are always F32. `rope`: metadata below
-    `{arch}.rope.`, for instance {"freq_base": 5e5, "scaling.type": "yarn", "scaling.factor": 4.0}. `rope_factors` adds
-    `rope_freqs.weight`, as llama 3 files have it. `extra` adds or overrides metadata keys, `omit` leaves
-    metadata keys or tensors (patterns) out. `delta` and `moe` size hybrids and mixtures; a hybrid of one
-    layer is all attention.
+    `{arch}.rope.`, for instance {"freq_base": 5e5, "scaling.type": "yarn", "scaling.factor": 4.0}.
+    `rope_factors` adds `rope_freqs.weight`, as llama 3 files have it. `extra` adds or overrides metadata
+    keys, `omit` leaves metadata keys or tensors (patterns) out. `delta` and `moe` size hybrids and
+    mixtures; a hybrid of one layer is all attention.
     """
     shape = TinyShape(
         layers=layers,
