@@ -38,6 +38,7 @@ class MoeShape:
     ffn: int = 32
     shared: int = 32
     fused: bool = False
+    router: float = 2  # how far apart the experts' chances are
 
 
 def delta_weights(
@@ -79,7 +80,7 @@ def moe_weights(
     """Router, experts and shared expert of one layer. `matrix(rows, cols, count)` makes stacks."""
     gate, up = matrix(m.ffn, hidden, m.experts), matrix(m.ffn, hidden, m.experts)
     out = {
-        at + "ffn_gate_inp.weight": matrix(m.experts, hidden) * np.float32(2),
+        at + "ffn_gate_inp.weight": matrix(m.experts, hidden) * np.float32(m.router),
         at + "ffn_down_exps.weight": matrix(hidden, m.ffn, m.experts),
     }
     if m.fused:

@@ -18,7 +18,8 @@ UBATCH = 512
 class Peer:
     """One model in one context. Tokens of a step are one sequence; times are seconds of llama_decode."""
 
-    def __init__(self, path: str, threads: int, ctx: int) -> None:
+    def __init__(self, path: str, threads: int, ctx: int, *, exact: bool = False) -> None:
+        """`exact`: keys and values in F32 and plain attention, for comparing logits."""
         import llama_cpp as lib
 
         self.lib: Any = lib
@@ -35,6 +36,9 @@ class Peer:
         options.n_batch = options.n_ubatch = UBATCH
         options.n_threads = options.n_threads_batch = threads
         options.no_perf = True
+        if exact:
+            options.type_k = options.type_v = lib.GGML_TYPE_F32
+            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.ctx = lib.llama_init_from_model(self.model, options)
         if not self.ctx:
             raise RuntimeError(f"llama.cpp cannot make a context of {ctx} positions")
@@ -137,7 +141,8 @@ def serve(lines: Any, out: Any) -> None:
             request: dict[str, Any] = json.loads(line)
             verb = request.pop("do")
             if verb == "load":
-                peer = Peer(request["path"], request["threads"], request["ctx"])
+                exact = request.get("exact", False)
+                peer = Peer(request["path"], request["threads"], request["ctx"], exact=exact)
                 answer: dict[str, Any] = {"vocab_size": peer.vocab_size, "version": _version()}
             elif peer is None:
                 raise RuntimeError("nothing is loaded yet")
@@ -165,7 +170,7 @@ def _answer(peer: Peer, verb: str, request: dict[str, Any]) -> dict[str, Any]:
     if verb == "logits":
         import numpy as np
 
-        np.save(request["out"], peer.logits(request["tokens"]))
+        np.save(request["out"], peer.logits(request["tokens"], request.get("block", 64)))
         return {}
     raise ValueError(f"unknown request {verb!r}")
 
