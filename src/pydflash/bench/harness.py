@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -49,18 +50,28 @@ class Rig:
         self.layers = self.engine.states.layers
         self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:
-            self._matrix = _matrix(checkpoint)
+            self._matrices = _matrices(checkpoint)
 
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
     def cost(self, rows: int, depth: int) -> Cost:
-        """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once."""
-        elements, nbytes, query = self._matrix
-        stored = depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
-        attention = 4.0 * query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
-        return Cost(nbytes=nbytes + stored, flops=2.0 * elements * rows + attention)
+        """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once.
+
+        Of the experts, as many are read as independent choices of the rows would touch.
+        """
+        m = self._matrices
+        nbytes = m.nbytes + m.expert_nbytes * (1 - (1 - m.share) ** rows)
+        nbytes += depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
+        flops = 2.0 * rows * (m.elements + m.share * m.expert_elements)
+        flops += 4.0 * m.query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
+        slots = self.engine.states.recurrent
+        if slots is not None:
+            state = slots.nbytes / slots.num_slots
+            nbytes += 2 * state if rows == 1 else state  # one row writes it, too
+            flops += 7 * rows * state / 4  # k^T S, decay S + k delta^T, q^T S
+        return Cost(nbytes=nbytes, flops=flops)
 
     def clear(self, keep: int = 0) -> None:
         """Forget every position from `keep` on, 0 or the depth of `fill` for a recurrent model."""
@@ -159,8 +170,22 @@ class Rig:
         return build([work], self.ops.device)
 
 
-def _matrix(checkpoint: Checkpoint) -> tuple[int, int, int]:
-    """Elements and bytes of the matrices that a step multiplies by, and query elements over all layers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matrices:
+    """Elements and bytes of the matrices that a step multiplies by; experts apart, `share` of them a token.
+
+    `query` counts query elements of a token over all layers.
+    """
+
+    elements: int
+    nbytes: int
+    expert_elements: int
+    expert_nbytes: int
+    share: float
+    query: int
+
+
+def _matrices(checkpoint: Checkpoint) -> _Matrices:
     tensors = checkpoint.tensors
     untied = "output.weight" in tensors
     used = [
@@ -168,11 +193,15 @@ def _matrix(checkpoint: Checkpoint) -> tuple[int, int, int]:
         for t in tensors.values()
         if len(t.shape) > 1 and not (untied and t.name == "token_embd.weight")
     ]
-    query = sum(t.shape[-2] for t in tensors.values() if t.name.endswith("attn_q.weight"))
-    elements = 0
-    for tensor in used:
-        size = 1
-        for dim in tensor.shape:
-            size *= dim
-        elements += size
-    return elements, sum(t.nbytes for t in used), query
+    experts = [t for t in used if "_exps." in t.name]
+    plain = [t for t in used if "_exps." not in t.name]
+    meta = checkpoint.meta
+    chosen = meta.int("{arch}.expert_used_count", default=0)
+    return _Matrices(
+        elements=sum(prod(t.shape) for t in plain),
+        nbytes=sum(t.nbytes for t in plain),
+        expert_elements=sum(prod(t.shape) for t in experts),
+        expert_nbytes=sum(t.nbytes for t in experts),
+        share=chosen / meta.int("{arch}.expert_count", default=0) if experts else 0.0,
+        query=sum(t.shape[-1] for t in tensors.values() if t.name.endswith("attn_output.weight")),
+    )

@@ -45,11 +45,17 @@ class Peer:
         self.memory = lib.llama_get_memory(self.ctx)
         self.vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
         self.batch = lib.llama_batch_init(UBATCH, 0, 1)
+        self.is_recurrent = bool(
+            lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)
+        )
+        self.kept: tuple[int, Any] | None = None
 
     def clear(self, keep: int = 0) -> None:
         """Forget every position from `keep` on."""
         if keep == 0:
             self.lib.llama_memory_clear(self.memory, True)
+        elif self.kept is not None and self.kept[0] == keep:
+            self._restore(self.kept[1])
         elif not self.lib.llama_memory_seq_rm(self.memory, 0, keep, -1):
             raise RuntimeError(f"llama.cpp cannot go back to position {keep}")
 
@@ -85,6 +91,18 @@ class Peer:
         for start in range(0, depth, UBATCH):
             size = min(UBATCH, depth - start)
             self.feed(pattern(size, start, self.vocab_size), start)
+        self.kept = (depth, self._save()) if self.is_recurrent else None
+
+    def _save(self) -> Any:
+        """A recurrent memory cannot be cropped: what is stored now, to come back to it."""
+        blob = (ctypes.c_uint8 * self.lib.llama_state_seq_get_size(self.ctx, 0))()
+        self.lib.llama_state_seq_get_data(self.ctx, blob, len(blob), 0)
+        return blob
+
+    def _restore(self, blob: Any) -> None:
+        self.lib.llama_memory_clear(self.memory, True)
+        if not self.lib.llama_state_seq_set_data(self.ctx, blob, len(blob), 0):
+            raise RuntimeError("llama.cpp cannot restore its state")
 
     def step(self, rows: int, depth: int, repeats: int) -> list[float]:
         """Seconds of `repeats` steps of `rows` tokens, all logits wanted, after `depth` stored positions."""

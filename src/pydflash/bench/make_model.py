@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pydflash.checkpoint.files import TensorInfo
-from pydflash.checkpoint.writer import TensorSource, write_gguf
+from pydflash.checkpoint.writer import Int32s, TensorSource, write_gguf
 from pydflash.errors import ConfigError
 from pydflash.quant.encode import encode
 from pydflash.quant.formats import FORMATS, QuantFormat
@@ -200,11 +200,14 @@ def _metadata(d: Dimensions, kind: MixType) -> dict[str, object]:
         "general.name": d.name,
         "general.type": "model",
         "general.file_type": kind.file_type,
-        **{f"{d.architecture}.{key}": value for key, value in d.metadata.items()},
+        **{
+            f"{d.architecture}.{key}": Int32s(value) if isinstance(value, list) else value
+            for key, value in d.metadata.items()
+        },
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen35" if d.architecture.startswith("qwen35") else "qwen2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.token_type": Int32s(types),
         "tokenizer.ggml.merges": ["t h"],
         "tokenizer.ggml.eos_token_id": _SPECIALS.index("<|im_end|>"),
         "tokenizer.ggml.padding_token_id": 0,
