@@ -159,8 +159,8 @@ def serve(lines: Any, out: Any) -> None:
             request: dict[str, Any] = json.loads(line)
             verb = request.pop("do")
             if verb == "load":
-                exact = request.get("exact", False)
-                peer = Peer(request["path"], request["threads"], request["ctx"], exact=exact)
+                exact = {"exact": True} if request.get("exact") else {}
+                peer = Peer(request["path"], request["threads"], request["ctx"], **exact)
                 answer: dict[str, Any] = {"vocab_size": peer.vocab_size, "version": _version()}
             elif peer is None:
                 raise RuntimeError("nothing is loaded yet")
