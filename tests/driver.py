@@ -8,12 +8,16 @@ from pydflash.checkpoint.files import open_checkpoint
 from pydflash.engine.batch import RowWork, build
 from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
+from pydflash.engine.states import layer_states
 from pydflash.kernels import select
+from pydflash.kernels.ops import RowKind, Span
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
+from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
+from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.sequence import SequenceState
 
 Tensor = torch.Tensor
@@ -24,17 +28,28 @@ class Driver:
     """One model and its pages. Every step returns the logits of all its exact tokens, or a chunk's last."""
 
     def __init__(
-        self, path: Path, *, ops: str, threads: int = 1, kv: str = "f32", pages: int = 64
+        self,
+        path: Path,
+        *,
+        ops: str,
+        threads: int = 1,
+        kv: str = "f32",
+        pages: int = 64,
+        slots: int = 32,
     ) -> None:
         self.ops = select.build(torch.device("cpu"), ops=ops, threads=threads)
         self.checkpoint = open_checkpoint(path)
         described = describe(self.checkpoint)
         self.model = described.load(self.ops, described.config.max_positions)
         self.pool = PagePool(pages)
-        self.kv = KvStore(self.model.state_specs(), pages, kv, kv, self.ops)
+        specs = self.model.state_specs()
+        self.kv = KvStore(specs, pages, kv, kv, self.ops)
+        recurrent = recurrent_specs(specs)
+        self.recurrent = RecurrentStore(recurrent, slots, self.ops) if recurrent else None
+        self.layers = layer_states(specs, self.kv, self.recurrent)
 
     def state(self) -> SequenceState:
-        return SequenceState(self.pool, self.kv)
+        return SequenceState(self.pool, self.kv, self.recurrent)
 
     def prefill(self, state: SequenceState, tokens: list[int], chunk: int = 32) -> Tensor:
         """Store tokens in prompt chunks; logits f32 [V] of the last."""
@@ -44,6 +59,21 @@ class Driver:
             state.extend(len(tokens[:room]))
             tokens = tokens[room:]
         return logits[-1]
+
+    def prefill_all(self, state: SequenceState, tokens: list[int], chunk: int = 256) -> Tensor:
+        """Store tokens in prompt chunks; logits f32 [n, V] of each."""
+        last = len(self.model.blocks) - 1
+        model, outputs = self.model, []
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[start : start + chunk]
+            self.step([(state, Phase.PREFILL, piece)], taps=frozenset({last}))
+            state.extend(len(piece))
+            spans = (Span(0, len(piece), RowKind.EXACT),)
+            x = self.taps[last]
+            outputs.append(
+                self.ops.norm_linear(x, model.output_norm, model.eps, model.output, spans)
+            )
+        return torch.cat(outputs)
 
     def decode(self, state: SequenceState, tokens: list[int]) -> Tensor:
         """Store tokens one step at a time; logits f32 [n, V] of each."""
@@ -68,7 +98,7 @@ class Driver:
             state.reserve(len(tokens))
             work.append(RowWork(Row(sequence, phase, len(tokens)), state, proposal))
         batch = build(work, self.ops.device)
-        output = self.model.forward(batch, self.kv.layers, taps)
+        output = self.model.forward(batch, self.layers, taps)
         self.taps = output.taps
         counts = [
             len(w.proposal.tokens) if w.proposal is not None else int(w.row.phase is Phase.PREFILL)

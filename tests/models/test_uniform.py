@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from pydflash.models.load import describe
 from pydflash.spec.proposal import Proposal
 from tests.driver import Driver
 from tests.tiny.gguf import tiny_gguf
+from tests.tiny.qwen35 import DeltaShape, MoeShape
 
 Make = Callable[..., Driver]
 
 TOKENS = [int(t) for t in torch.randint(0, 300, (90,), generator=torch.Generator().manual_seed(5))]
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "f32": {},
     "tied": {"tied": True},
     "bias": {"bias": True},
@@ -36,24 +38,55 @@ CASES = {
 }
 
 
-@pytest.fixture(params=sorted(ARCHITECTURES))
-def arch(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+# What the younger architectures add to llama and qwen3; what they share is tested there.
+HYBRID_CASES: dict[str, dict[str, Any]] = {
+    "mix": CASES["mix"],
+    "tied": CASES["tied"],
+    "groups": {"layers": 4, "delta": DeltaShape(interval=4, k_heads=1, v_heads=3, state=32)},
+    "unequal": {"delta": DeltaShape(k_heads=3, v_heads=3, state=8, width=2), "hidden": 96},
+}
+EXPERT_CASES: dict[str, dict[str, Any]] = {
+    "mix": CASES["mix"] | {"moe": MoeShape(fused=True)},
+    "sigmoid": {"moe": MoeShape(shared=0), "keys": {"expert_gating_func": 2}},
+    "scaled": {"keys": {"expert_weights_scale": 2.5}},
+}
+ARCH_CASES = {
+    "llama": CASES,
+    "qwen3": CASES,
+    "qwen3moe": EXPERT_CASES,
+    "qwen35": HYBRID_CASES,
+    "qwen35moe": EXPERT_CASES,
+}
+COMPILED = ("llama", "qwen3")  # architectures whose ops the compiled kernels have
+BACKENDS = {arch: ("ref", "cpu") if arch in COMPILED else ("ref",) for arch in ARCHITECTURES}
+WHERE = [(arch, ops) for arch in ARCHITECTURES for ops in BACKENDS[arch]]
 
 
-@pytest.fixture(params=["ref", "cpu"])
-def ops(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def write(path: Path, arch: str, case: dict[str, Any]) -> Path:
+    extra = {f"{arch}.{key}": value for key, value in case.get("keys", {}).items()}
+    return tiny_gguf(
+        path / "tiny.gguf", arch, extra=extra, **{k: v for k, v in case.items() if k != "keys"}
+    )
 
 
 # The reference is slow, and its code is the same for every format and head count.
-BUILDS = [("cpu", case) for case in sorted(CASES)] + [("ref", c) for c in ("bias", "mix", "yarn")]
+BUILDS = [
+    (arch, ops, case)
+    for arch, ops in WHERE
+    for case in sorted(ARCH_CASES[arch])
+    if ops == "cpu" or arch not in COMPILED or case in ("bias", "mix", "yarn")
+]
+
+
+@pytest.fixture(params=WHERE, ids="-".join)
+def where(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
 
 
 @pytest.fixture(params=BUILDS, ids="-".join)
-def make(request: pytest.FixtureRequest, arch: str, tmp_path: Path) -> Make:
-    ops, case = request.param
-    path = tiny_gguf(tmp_path / "tiny.gguf", arch, **CASES[case])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    arch, ops, case = request.param
+    path = write(tmp_path, arch, ARCH_CASES[arch][case])
 
     def build(**options: object) -> Driver:
         return Driver(path, **{"ops": ops} | options)  # type: ignore[arg-type]
@@ -84,6 +117,7 @@ def test_a_batch_is_its_singles(make: Make) -> None:
     for n in lengths:
         state = d.state()
         d.prefill(state, TOKENS[:n])
+        state.capture()
         alone.append(d.decode(state, [TOKENS[n]]))
         state.rollback(n)
         together.append((state, Phase.DECODE, Proposal.root(TOKENS[n])))
@@ -151,6 +185,7 @@ def test_rollback_is_never_having_gone_ahead(make: Make) -> None:
     a, b = d.state(), d.state()
     d.prefill(a, TOKENS[:40])
     d.prefill(b, TOKENS[:40])
+    a.capture()
     d.decode(a, TOKENS[40:50])
     a.rollback(40)
     assert torch.equal(d.decode(a, TOKENS[60:70]), d.decode(b, TOKENS[60:70]))
@@ -166,12 +201,16 @@ def test_snapshot_and_restore(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
-def test_quantised_caches_stay_near_and_exact(arch: str, ops: str, kv: str, tmp_path: Path) -> None:
+def test_quantised_caches_stay_near_and_exact(
+    where: tuple[str, str], kv: str, tmp_path: Path
+) -> None:
+    arch, ops = where
     path = tiny_gguf(tmp_path / "tiny.gguf", arch, heads=2, kv_heads=1, head_dim=32)
     full, small = Driver(path, ops=ops), Driver(path, ops=ops, kv=kv)
     a, b = full.state(), small.state()
     near = full.prefill(a, TOKENS)
     got = small.prefill(b, TOKENS)
+    b.capture()
     assert not torch.equal(near, got)
     torch.testing.assert_close(got, near, rtol=0, atol=0.05 * float(near.abs().max()))
     alone = small.decode(b, [3])
@@ -194,9 +233,10 @@ def test_taps_are_layer_outputs(make: Make) -> None:
     assert torch.equal(again, logits)
 
 
+@pytest.mark.parametrize("arch", COMPILED)
 def test_reference_and_fast_path_agree(arch: str, tmp_path: Path) -> None:
-    for case in CASES.values():
-        path = tiny_gguf(tmp_path / "tiny.gguf", arch, **case)
+    for case in ARCH_CASES[arch].values():
+        path = write(tmp_path, arch, case)
         ref, fast = Driver(path, ops="ref"), Driver(path, ops="cpu")
         a, b = ref.state(), fast.state()
         expected, got = ref.prefill(a, TOKENS[:60]), fast.prefill(b, TOKENS[:60])
@@ -218,6 +258,11 @@ def test_memory_plan_matches_what_is_held(make: Make) -> None:
         )
     assert plan.pages == 16
     assert plan.kv == d.kv.nbytes == sum(t.nbytes for t in d.kv._tensors())
+    if d.recurrent is not None:
+        assert plan.slot * d.recurrent.num_slots == d.recurrent.nbytes
+        assert d.recurrent.nbytes == sum(
+            t.nbytes for layer in d.recurrent.layers for t in (layer.conv, layer.state)
+        )
     assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights
 
 

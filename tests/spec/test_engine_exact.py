@@ -10,15 +10,17 @@ import torch
 from pydflash.checkpoint.files import open_checkpoint
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
-from pydflash.engine.states import States
+from pydflash.engine.states import States, layer_states
 from pydflash.errors import ContextLengthError, EngineError, RequestError
 from pydflash.kernels import select
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Proposer
+from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
+from pydflash.state.recurrent import RecurrentStore
 
 EOG = frozenset({2})
 
@@ -32,14 +34,18 @@ def make_engine(
     proposer: Proposer | None = None,
     chunk: int = 32,
     max_ctx: int = 256,
+    slots: int = 0,
 ) -> Engine:
     table = select.build(torch.device("cpu"), ops=ops, threads=2)
     described = describe(open_checkpoint(path))
     model = described.load(table, max_ctx)
-    kv = KvStore(model.state_specs(), pages, "f16", "f16", table)
+    specs = model.state_specs()
+    kv = KvStore(specs, pages, "f16", "f16", table)
+    hybrid = recurrent_specs(specs)
+    recurrent = RecurrentStore(hybrid, slots or 2 * running, table) if hybrid else None
     return Engine(
         model,
-        States(PagePool(pages), kv),
+        States(PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent)),
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,

@@ -1,7 +1,7 @@
 """tiny_gguf: a complete small model file with random weights, written by the official package."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,19 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from tests.tiny.blocks import pack
+from tests.tiny.qwen35 import (
+    DeltaShape,
+    MoeShape,
+    delta_keys,
+    delta_weights,
+    moe_keys,
+    moe_weights,
+)
 from tests.tiny.vocabulary import CHATML, ENDOFTEXT, IM_END, IM_START, tiny_vocabulary
 
-ARCHITECTURES = ("llama", "qwen3")
+ARCHITECTURES = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe")
+HYBRID = ("qwen35", "qwen35moe")
+EXPERTS = ("qwen3moe", "qwen35moe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,8 @@ class TinyShape:
     head_dim: int = 16
     ffn: int = 96
     vocab: int = 320
+    delta: DeltaShape = field(default_factory=DeltaShape)
+    moe: MoeShape = field(default_factory=MoeShape)
 
 
 def tiny_gguf(
@@ -48,14 +60,17 @@ def tiny_gguf(
     extra: Mapping[str, Any] | None = None,
     omit: tuple[str, ...] = (),
     seed: int = 0,
+    delta: DeltaShape | None = None,
+    moe: MoeShape | None = None,
 ) -> Path:
     """Write a model file to `path` and return it.
 
     `formats`: one format name for every matrix, or patterns of tensor names to format names, first match
-    wins ("*" last; default F32). Vectors are always F32. `rope`: metadata below `{arch}.rope.`, for
-    instance {"freq_base": 5e5, "scaling.type": "yarn", "scaling.factor": 4.0}. `rope_factors` adds
-    `rope_freqs.weight`, as llama 3 files have it. `extra` adds or overrides metadata keys, `omit` leaves
-    metadata keys or tensors (patterns) out.
+    wins ("*" last; default F32). Vectors, convolutions and routers are always F32. `rope`: metadata below
+    `{arch}.rope.`, for instance {"freq_base": 5e5, "scaling.type": "yarn", "scaling.factor": 4.0}.
+    `rope_factors` adds `rope_freqs.weight`, as llama 3 files have it. `extra` adds or overrides metadata
+    keys, `omit` leaves metadata keys or tensors (patterns) out. `delta` and `moe` size hybrids and
+    mixtures; a hybrid of one layer is all attention.
     """
     shape = TinyShape(
         layers=layers,
@@ -65,6 +80,8 @@ def tiny_gguf(
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
+        delta=delta or DeltaShape(interval=min(2, layers)),
+        moe=moe or MoeShape(shared=0 if arch == "qwen3moe" else 32),
     )
     rng = np.random.default_rng(seed)
     weights = tiny_weights(arch, shape, rng, tied=tied, bias=bias)
@@ -81,7 +98,8 @@ def tiny_gguf(
     for name, values in weights.items():
         if any(fnmatchcase(name, pattern) for pattern in omit):
             continue
-        chosen = _format_of(name, formats) if values.ndim > 1 else "F32"
+        small = values.ndim == 1 or any(part in name for part in ("conv1d", "ffn_gate_inp"))
+        chosen = "F32" if small else _format_of(name, formats)
         data = pack(values, chosen, rng)
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[chosen])
     writer.write_header_to_file()
@@ -104,8 +122,8 @@ def tiny_weights(
         raise ValueError(f"no tiny model for {arch}")
     query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
-    def matrix(rows: int, cols: int) -> np.ndarray:
-        return (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+    def matrix(rows: int, cols: int, *count: int) -> np.ndarray:
+        return (rng.standard_normal((*count, rows, cols)) / np.sqrt(cols)).astype(np.float32)
 
     def vector(size: int, mean: float) -> np.ndarray:
         return (mean + 0.1 * rng.standard_normal(size)).astype(np.float32)
@@ -117,15 +135,23 @@ def tiny_weights(
     for layer in range(shape.layers):
         at = f"blk.{layer}."
         weights[at + "attn_norm.weight"] = vector(shape.hidden, 1)
-        for name, rows in (("attn_q", query), ("attn_k", key_value), ("attn_v", key_value)):
-            weights[f"{at}{name}.weight"] = matrix(rows, shape.hidden)
-            if bias:
-                weights[f"{at}{name}.bias"] = vector(rows, 0)
-        weights[at + "attn_output.weight"] = matrix(shape.hidden, query)
-        if arch == "qwen3":
-            weights[at + "attn_q_norm.weight"] = vector(shape.head_dim, 1)
-            weights[at + "attn_k_norm.weight"] = vector(shape.head_dim, 1)
-        weights[at + "ffn_norm.weight"] = vector(shape.hidden, 1)
+        if arch in HYBRID and (layer + 1) % shape.delta.interval:
+            weights |= delta_weights(at, shape.hidden, shape.delta, matrix, vector)
+        else:
+            packed = 2 * query if arch in HYBRID else query  # [q | gate] of each head
+            for name, rows in (("attn_q", packed), ("attn_k", key_value), ("attn_v", key_value)):
+                weights[f"{at}{name}.weight"] = matrix(rows, shape.hidden)
+                if bias:
+                    weights[f"{at}{name}.bias"] = vector(rows, 0)
+            weights[at + "attn_output.weight"] = matrix(shape.hidden, query)
+            if arch != "llama":
+                weights[at + "attn_q_norm.weight"] = vector(shape.head_dim, 1)
+                weights[at + "attn_k_norm.weight"] = vector(shape.head_dim, 1)
+        norm = "post_attention_norm" if arch in HYBRID else "ffn_norm"
+        weights[f"{at}{norm}.weight"] = vector(shape.hidden, 1)
+        if arch in EXPERTS:
+            weights |= moe_weights(at, shape.hidden, shape.moe, matrix, vector)
+            continue
         weights[at + "ffn_gate.weight"] = matrix(shape.ffn, shape.hidden)
         weights[at + "ffn_up.weight"] = matrix(shape.ffn, shape.hidden)
         weights[at + "ffn_down.weight"] = matrix(shape.hidden, shape.ffn)
@@ -148,6 +174,10 @@ def _metadata(arch: str, shape: TinyShape, context: int) -> dict[str, Any]:
     }
     if arch == "llama":
         keys["vocab_size"] = shape.vocab
+    if arch in HYBRID:
+        keys |= delta_keys(shape.delta, shape.head_dim)
+    if arch in EXPERTS:
+        keys |= moe_keys(shape.moe)
     named = {"general.name": f"Tiny {arch}", "general.type": "model", "general.file_type": 0}
     return named | {f"{arch}.{key}": value for key, value in keys.items()}
 
@@ -156,7 +186,11 @@ def _tokenizer(arch: str, vocab: int) -> dict[str, Any]:
     vocabulary = tiny_vocabulary(vocab)
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2" if arch == "qwen3" else "smollm",
+        "tokenizer.ggml.pre": "smollm"
+        if arch == "llama"
+        else "qwen35"
+        if arch in HYBRID
+        else "qwen2",
         "tokenizer.ggml.tokens": vocabulary.tokens,
         "tokenizer.ggml.token_type": vocabulary.types,
         "tokenizer.ggml.merges": vocabulary.merges,

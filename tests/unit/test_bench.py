@@ -21,6 +21,7 @@ from pydflash.bench.step import measure_steps
 from pydflash.cli.main import main
 from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
 from pydflash.errors import CapacityError, ConfigError, EngineError
+from tests.tiny.gguf import tiny_gguf
 
 CONFIG = EngineConfig(
     runtime=RuntimeConfig(ops="ref", threads=1),
@@ -231,3 +232,20 @@ def test_measure_process_starts_a_process(tiny_llama: Path) -> None:
     assert found.peak_bytes > found.torch_bytes > 50 << 20
     assert found.kv_bytes > 0
     assert found.to_json()["file_bytes"] == tiny_llama.stat().st_size
+
+
+def test_rig_steps_from_one_depth_over_recurrent_layers(tmp_path: Path) -> None:
+    """One row advances the recurrent slot in place; the next step must start from the same state."""
+    rig = Rig(tiny_gguf(tmp_path / "tiny.gguf", "qwen35moe"), CONFIG)
+    rig.fill(40)
+    first = rig.verify([5])
+    rig.clear(40)
+    assert len(rig.step(1, 40, 2)) == len(rig.step(3, 40, 2)) == 2
+    rig.clear(40)
+    assert torch.equal(rig.verify([5]), first)
+    assert rig.prefill(20) > 0
+    assert rig.decode(3, 20) > 0
+    one, many = rig.cost(1, 0), rig.cost(64, 0)
+    shape = 3 * 32 * 64 * 4  # bytes of one expert
+    slot = rig.engine.states.recurrent.nbytes / rig.engine.states.recurrent.num_slots
+    assert many.nbytes - one.nbytes == pytest.approx(2 * 4 * shape - slot), "the other four of six"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -24,7 +25,6 @@ from pydflash.kernels.ops import PAGE_SIZE, StepBatch
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.build import load
 from pydflash.spec.proposal import Proposal
-from pydflash.state.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +47,41 @@ class Rig:
         self.threads = loaded.threads
         self.ctx = loaded.plan.max_ctx
         self.chunk = config.step.prefill_chunk
-        self.state = SequenceState(self.engine.states.pool, self.kv)
+        self.layers = self.engine.states.layers
+        self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:
-            self._matrix = _matrix(checkpoint)
+            self._matrices = _matrices(checkpoint)
 
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
     def cost(self, rows: int, depth: int) -> Cost:
-        """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once."""
-        elements, nbytes, query = self._matrix
-        stored = depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
-        attention = 4.0 * query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
-        return Cost(nbytes=nbytes + stored, flops=2.0 * elements * rows + attention)
+        """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once.
+
+        Of the experts, as many are read as independent choices of the rows would touch.
+        """
+        m = self._matrices
+        nbytes = m.nbytes + m.expert_nbytes * (1 - (1 - m.share) ** rows)
+        nbytes += depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
+        flops = 2.0 * rows * (m.elements + m.share * m.expert_elements)
+        flops += 4.0 * m.query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
+        slots = self.engine.states.recurrent
+        if slots is not None:
+            state = slots.nbytes / slots.num_slots
+            nbytes += 2 * state if rows == 1 else state  # one row writes it, too
+            flops += 7 * rows * state / 4  # k^T S, decay S + k delta^T, q^T S
+        return Cost(nbytes=nbytes, flops=flops)
 
     def clear(self, keep: int = 0) -> None:
-        """Forget every position from `keep` on."""
+        """Forget every position from `keep` on, 0 or the depth of `fill` for a recurrent model."""
         self.state.rollback(keep)
 
     def fill(self, depth: int) -> None:
         """Start over and store `depth` positions of the pattern."""
         self.clear()
         self.read_prompt(pattern(depth, 0, self.vocab_size))
+        self.state.capture()
 
     def read_prompt(self, tokens: Many[int], *, every: bool = False) -> torch.Tensor:
         """Store a prompt through prefill chunks. f32 [1, V], or [len(tokens), V] when `every`."""
@@ -82,7 +94,7 @@ class Rig:
             batch = self._batch(prompt, Phase.PREFILL, count)
             if every:
                 batch = replace(batch, logit_rows=torch.arange(count))
-            outputs.append(self.model.forward(batch, self.kv.layers).logits)
+            outputs.append(self.model.forward(batch, self.layers).logits)
             self.state.extend(count)
         return torch.cat([o for o in outputs if len(o)])
 
@@ -90,7 +102,7 @@ class Rig:
         """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
         proposal = Proposal.chain(tokens)
         batch = self._batch(self._sequence(tokens), Phase.DECODE, len(tokens), proposal)
-        return self.model.forward(batch, self.kv.layers).logits
+        return self.model.forward(batch, self.layers).logits
 
     def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
         """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
@@ -158,8 +170,22 @@ class Rig:
         return build([work], self.ops.device)
 
 
-def _matrix(checkpoint: Checkpoint) -> tuple[int, int, int]:
-    """Elements and bytes of the matrices that a step multiplies by, and query elements over all layers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matrices:
+    """Elements and bytes of the matrices that a step multiplies by; experts apart, `share` of them a token.
+
+    `query` counts query elements of a token over all layers.
+    """
+
+    elements: int
+    nbytes: int
+    expert_elements: int
+    expert_nbytes: int
+    share: float
+    query: int
+
+
+def _matrices(checkpoint: Checkpoint) -> _Matrices:
     tensors = checkpoint.tensors
     untied = "output.weight" in tensors
     used = [
@@ -167,11 +193,15 @@ def _matrix(checkpoint: Checkpoint) -> tuple[int, int, int]:
         for t in tensors.values()
         if len(t.shape) > 1 and not (untied and t.name == "token_embd.weight")
     ]
-    query = sum(t.shape[-2] for t in tensors.values() if t.name.endswith("attn_q.weight"))
-    elements = 0
-    for tensor in used:
-        size = 1
-        for dim in tensor.shape:
-            size *= dim
-        elements += size
-    return elements, sum(t.nbytes for t in used), query
+    experts = [t for t in used if "_exps." in t.name]
+    plain = [t for t in used if "_exps." not in t.name]
+    meta = checkpoint.meta
+    chosen = meta.int("{arch}.expert_used_count", default=0)
+    return _Matrices(
+        elements=sum(prod(t.shape) for t in plain),
+        nbytes=sum(t.nbytes for t in plain),
+        expert_elements=sum(prod(t.shape) for t in experts),
+        expert_nbytes=sum(t.nbytes for t in experts),
+        share=chosen / meta.int("{arch}.expert_count", default=0) if experts else 0.0,
+        query=sum(t.shape[-1] for t in tensors.values() if t.name.endswith("attn_output.weight")),
+    )

@@ -18,7 +18,8 @@ UBATCH = 512
 class Peer:
     """One model in one context. Tokens of a step are one sequence; times are seconds of llama_decode."""
 
-    def __init__(self, path: str, threads: int, ctx: int) -> None:
+    def __init__(self, path: str, threads: int, ctx: int, *, exact: bool = False) -> None:
+        """`exact`: keys and values in F32 and plain attention, for comparing logits."""
         import llama_cpp as lib
 
         self.lib: Any = lib
@@ -35,17 +36,26 @@ class Peer:
         options.n_batch = options.n_ubatch = UBATCH
         options.n_threads = options.n_threads_batch = threads
         options.no_perf = True
+        if exact:
+            options.type_k = options.type_v = lib.GGML_TYPE_F32
+            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.ctx = lib.llama_init_from_model(self.model, options)
         if not self.ctx:
             raise RuntimeError(f"llama.cpp cannot make a context of {ctx} positions")
         self.memory = lib.llama_get_memory(self.ctx)
         self.vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
         self.batch = lib.llama_batch_init(UBATCH, 0, 1)
+        self.is_recurrent = bool(
+            lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)
+        )
+        self.kept: tuple[int, Any] | None = None
 
     def clear(self, keep: int = 0) -> None:
         """Forget every position from `keep` on."""
         if keep == 0:
             self.lib.llama_memory_clear(self.memory, True)
+        elif self.kept is not None and self.kept[0] == keep:
+            self._restore(self.kept[1])
         elif not self.lib.llama_memory_seq_rm(self.memory, 0, keep, -1):
             raise RuntimeError(f"llama.cpp cannot go back to position {keep}")
 
@@ -81,6 +91,18 @@ class Peer:
         for start in range(0, depth, UBATCH):
             size = min(UBATCH, depth - start)
             self.feed(pattern(size, start, self.vocab_size), start)
+        self.kept = (depth, self._save()) if self.is_recurrent else None
+
+    def _save(self) -> Any:
+        """A recurrent memory cannot be cropped: what is stored now, to come back to it."""
+        blob = (ctypes.c_uint8 * self.lib.llama_state_seq_get_size(self.ctx, 0))()
+        self.lib.llama_state_seq_get_data(self.ctx, blob, len(blob), 0)
+        return blob
+
+    def _restore(self, blob: Any) -> None:
+        self.lib.llama_memory_clear(self.memory, True)
+        if not self.lib.llama_state_seq_set_data(self.ctx, blob, len(blob), 0):
+            raise RuntimeError("llama.cpp cannot restore its state")
 
     def step(self, rows: int, depth: int, repeats: int) -> list[float]:
         """Seconds of `repeats` steps of `rows` tokens, all logits wanted, after `depth` stored positions."""
@@ -137,7 +159,8 @@ def serve(lines: Any, out: Any) -> None:
             request: dict[str, Any] = json.loads(line)
             verb = request.pop("do")
             if verb == "load":
-                peer = Peer(request["path"], request["threads"], request["ctx"])
+                exact = {"exact": True} if request.get("exact") else {}
+                peer = Peer(request["path"], request["threads"], request["ctx"], **exact)
                 answer: dict[str, Any] = {"vocab_size": peer.vocab_size, "version": _version()}
             elif peer is None:
                 raise RuntimeError("nothing is loaded yet")
@@ -165,7 +188,7 @@ def _answer(peer: Peer, verb: str, request: dict[str, Any]) -> dict[str, Any]:
     if verb == "logits":
         import numpy as np
 
-        np.save(request["out"], peer.logits(request["tokens"]))
+        np.save(request["out"], peer.logits(request["tokens"], request.get("block", 64)))
         return {}
     raise ValueError(f"unknown request {verb!r}")
 

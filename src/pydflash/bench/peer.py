@@ -14,7 +14,15 @@ from pydflash.errors import ConfigError, EngineError
 class PeerProcess:
     """A loaded peer in its own process. Use as a context manager; times come back in seconds."""
 
-    def __init__(self, model: Path, *, threads: int, ctx: int, python: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        threads: int,
+        ctx: int,
+        python: str | None = None,
+        exact: bool = False,
+    ) -> None:
         if python is None:
             if importlib.util.find_spec("llama_cpp") is None:
                 raise ConfigError(
@@ -30,7 +38,7 @@ class PeerProcess:
         except OSError as error:
             raise ConfigError(f"--peer-python {python} cannot be run: {error.strerror}") from None
         try:
-            loaded = self.ask("load", path=str(model), threads=threads, ctx=ctx)
+            loaded = self.ask("load", path=str(model), threads=threads, ctx=ctx, exact=exact)
         except EngineError:
             self.close()
             raise

@@ -58,6 +58,10 @@ def write_gguf(
     return path
 
 
+class Int32s(list[int]):
+    """A metadata array to be written as INT32, where readers insist on it."""
+
+
 class _Raw(bytes):
     """A metadata value that is already in the file's own form."""
 
@@ -101,7 +105,9 @@ def _add_plain(writer: _Writer, key: str, value: object, before: Entry | None) -
     if isinstance(value, (list, tuple)):
         if not value:  # the package has no form for an array of nothing
             return
-        if before is not None and before.item is not None:
+        if isinstance(value, Int32s):
+            item = GGUFValueType.INT32
+        elif before is not None and before.item is not None:
             item = GGUFValueType(before.item)
         else:
             # min() so that one negative number makes them all signed.

@@ -112,6 +112,28 @@ def speed(
         save(json, "speed", body)
 
 
+@app.command(name="make-model")
+def make_model(
+    dimensions: Annotated[
+        str, Parameter(help="a JSON file, or qwen3.5-0.8b, qwen3.5-27b, qwen3.5-35b-a3b")
+    ],
+    out: Annotated[Path, Parameter(help="the GGUF file to write")],
+    /,
+    *,
+    type: Annotated[str, Parameter(help="formats, as for quantize")] = "Q4_K_M",
+    seed: int = 0,
+    force: Annotated[bool, Parameter(help="replace an existing file")] = False,
+) -> None:
+    """Write a model of these dimensions with random weights, to measure sizes without the real ones."""
+    from pydflash.bench.make_model import Dimensions
+    from pydflash.bench.make_model import make_model as make
+
+    if out.exists() and not force:
+        raise ConfigError(f"{out} exists; remove it, or replace it with --force")
+    path = make(Dimensions.read(dimensions), out, type=type, seed=seed)
+    print(f"{path}: {_mib(path.stat().st_size)}")
+
+
 def _rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsChoice) -> "Rig":
     from pydflash.bench.harness import Rig
 

@@ -35,14 +35,18 @@ class _Columns:
 
 
 def build(work: Many[RowWork], device: torch.device) -> StepBatch:
-    """One step for the model. Rows come exact first; every state has its positions reserved."""
+    """One step for the model. Rows come exact first; every state has its positions reserved and is told
+    that the step begins."""
     cols = _Columns()
     cu_q = [0]
     kinds = []
     has_tree = any(w.proposal is not None and len(w.proposal.tokens) > 1 for w in work)
     for r, w in enumerate(work):
         _append(cols, r, w)
-        kinds.append(RowKind.PREFILL if w.row.phase is Phase.PREFILL else RowKind.EXACT)
+        kind = RowKind.PREFILL if w.row.phase is Phase.PREFILL else RowKind.EXACT
+        kinds.append(kind)
+        count = len(cols.tokens) - cu_q[-1]
+        w.state.begin(cu_q[-1], count, in_place=kind is RowKind.PREFILL or count == 1)
         cu_q.append(len(cols.tokens))
     pages = max(len(w.state.pages) for w in work)
 
@@ -59,7 +63,7 @@ def build(work: Many[RowWork], device: torch.device) -> StepBatch:
         base=ints([w.state.length for w in work]),
         page_table=ints([w.state.pages + [0] * (pages - len(w.state.pages)) for w in work]),
         write_slots=ints(cols.write_slots),
-        slots=ints(list(range(len(work)))),
+        slots=ints([w.state.slot or 0 for w in work]),
         ancestors=ints([a + [-1] * (depth - len(a)) for a in cols.ancestors]) if has_tree else None,
         parents=ints(cols.parents) if has_tree else None,
         logit_rows=torch.tensor(cols.logit_rows, dtype=torch.int64, device=device),

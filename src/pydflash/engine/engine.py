@@ -103,7 +103,7 @@ class Engine:
         if not work:
             return []
         batch = batches.build(work, self.states.kv.ops.device)
-        output = self.model.forward(batch, self.states.kv.layers)
+        output = self.model.forward(batch, self.states.layers)
         walks = self._verify(work, output)
         self._commit(work, walks)
         return self._update(work, walks)
@@ -174,12 +174,14 @@ class Engine:
         return "length" if sequence.num_generated + len(drawn) >= sequence.max_tokens else None
 
     def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> None:
-        for i, w in enumerate(work):
-            if w.proposal is None:
-                w.state.extend(w.row.count)
-            else:
-                w.state.commit(walks[i].path)
+        paths: list[Many[int]] = [
+            range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
+        ]
+        self.states.commit([w.state for w in work], paths)
+        for w in work:
             w.row.sequence.stored = w.state.length
+            if w.row.phase is Phase.PREFILL:
+                self.states.capture(w.row.sequence, self.scheduler.chunk)
 
     def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:
         results = []

@@ -1,21 +1,31 @@
-"""What fits: weights, KV pages and reserve against the memory there is, before anything is allocated."""
+"""What fits: weights, KV pages, recurrent slots and reserve against the memory there is.
+
+Decided before anything is allocated.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydflash.config import StateConfig
+from pydflash.config import StateConfig, StepConfig
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE
-from pydflash.state.base import StateSpec
+from pydflash.state.base import StateSpec, recurrent_specs
 from pydflash.state.kv import page_bytes
 
 RESERVE_BYTES = 256 << 20
 """Left for activations, logits, the tokenizer and the rest of the process."""
 
 
+SLOTS_PER_SEQUENCE = 2
+"""A running sequence's recurrent state, and a way back for the conversation it may leave behind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Sizes in bytes; `pages` of PAGE_SIZE positions; `max_ctx` positions of one sequence."""
+    """Sizes in bytes; `pages` of PAGE_SIZE positions; `max_ctx` positions of one sequence.
+
+    `slot` is one recurrent state over all layers, `tape` what the widest step keeps until its commit.
+    """
 
     weights: int
     page: int
@@ -23,17 +33,29 @@ class MemoryPlan:
     max_ctx: int
     available: int
     sequences: int
+    slot: int = 0
+    slots: int = 0
+    tape: int = 0
 
     @property
     def kv(self) -> int:
         return self.pages * self.page
 
+    @property
+    def recurrent(self) -> int:
+        return self.slots * self.slot
+
     def lines(self) -> list[str]:
         """The table printed at start."""
+        recurrent = (
+            f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)}), "
+            f"step operands {_mib(self.tape)}"
+        )
         return [
             f"weights {_mib(self.weights)}",
             f"kv cache {_mib(self.kv)} ({self.pages} pages of {PAGE_SIZE} positions, "
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
+            *([recurrent] if self.slots else []),
             f"context {self.max_ctx} positions, {self.sequences} at once",
             f"free memory {_mib(self.available)}, reserve {_mib(RESERVE_BYTES)}",
         ]
@@ -46,14 +68,22 @@ def plan_memory(
     model_ctx: int,
     state: StateConfig,
     available: int,
+    exact_rows: int = StepConfig().max_exact_rows,
 ) -> MemoryPlan:
-    """Choose context and pages. An asked context that does not fit is refused with what would."""
+    """Choose context, pages and slots. An asked context that does not fit is refused with what would.
+
+    `exact_rows`: exact tokens of the widest step.
+    """
     page = page_bytes(specs, state.cache_type_k, state.cache_type_v)
-    room = available - weights - RESERVE_BYTES
+    slot = sum(s.slot_bytes for s in recurrent_specs(specs))
+    slots = SLOTS_PER_SEQUENCE * state.max_concurrency if slot else 0
+    tape = exact_rows * sum(s.tape_bytes for s in recurrent_specs(specs))
+    fixed = weights + slots * slot + tape
+    room = available - fixed - RESERVE_BYTES
     fits = max(0, room // page) if page else 0
     if fits < 1:
         raise CapacityError(
-            f"the model needs {_mib(weights)} and {_mib(RESERVE_BYTES)} of reserve, "
+            f"the model needs {_mib(fixed)} and {_mib(RESERVE_BYTES)} of reserve, "
             f"{_mib(available)} are free; use a smaller model or quantisation, or free memory"
         )
     if state.max_ctx > model_ctx:
@@ -88,6 +118,9 @@ def plan_memory(
         max_ctx=max_ctx,
         available=available,
         sequences=state.max_concurrency,
+        slot=slot,
+        slots=slots,
+        tape=tape,
     )
 
 

@@ -59,7 +59,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._max_running = max_running
-        self._chunk = prefill_chunk
+        self.chunk = prefill_chunk
         self._exact = max_exact_rows
         self._width = width  # nodes of the widest proposal
         self._max_ctx = max_ctx
@@ -120,7 +120,7 @@ class Scheduler:
             return min(len(sequence.tokens) - 1 - sequence.stored, self._exact - used)
         if any(r.phase is Phase.PREFILL for r in rows):
             return 0
-        grid_end = (sequence.stored // self._chunk + 1) * self._chunk
+        grid_end = (sequence.stored // self.chunk + 1) * self.chunk
         return min(grid_end, sequence.num_prompt) - sequence.stored
 
     def _admit(self, admit: Callable[[Sequence], None]) -> None:

@@ -1,6 +1,7 @@
 """States: which sequence holds which SequenceState, and what finished conversations left behind.
 
-Kept states are a courtesy: their pages count as free, and the oldest go first when pages are needed.
+Kept states are a courtesy: their pages count as free, and the oldest go first when pages or recurrent slots
+are needed; so do captures of running sequences.
 """
 
 from collections import OrderedDict
@@ -8,10 +9,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from pydflash.engine.request import Sequence
-from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.kernels.ops import PAGE_SIZE, PagedKV, Recurrent
+from pydflash.state.base import PagedKVSpec, StateSpec
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
-from pydflash.state.sequence import SequenceState
+from pydflash.state.recurrent import RecurrentStore
+from pydflash.state.sequence import SequenceState, commit_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +24,28 @@ class _Kept:
 
 
 class States:
-    """Serves the scheduler's `Pages` over the page pool."""
+    """Serves the scheduler's `Pages` over the page pool; `layers` are what a model's forward takes."""
 
-    def __init__(self, pool: PagePool, kv: KvStore) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        kv: KvStore,
+        recurrent: RecurrentStore | None = None,
+        layers: Many[PagedKV | Recurrent] | None = None,
+    ) -> None:
         self.pool = pool
         self.kv = kv
+        self.recurrent = recurrent
+        self.layers = kv.layers if layers is None else layers
         self._of: dict[int, SequenceState] = {}
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def of(self, sequence: Sequence) -> SequenceState:
         return self._of[sequence.request.id]
+
+    def new(self) -> SequenceState:
+        """An empty state, held by nobody yet."""
+        return SequenceState(self.pool, self.kv, self.recurrent)
 
     def wanted(self, sequence: Sequence, count: int) -> int:
         state = self._of.get(sequence.request.id)
@@ -42,11 +57,11 @@ class States:
     def admit(self, sequence: Sequence) -> None:
         """Give a sequence its state: what its conversation kept of the same tokens, or a fresh one."""
         kept = self._kept.pop(sequence.request.keep, None) if sequence.request.keep else None
-        state = SequenceState(self.pool, self.kv) if kept is None else kept.state
+        state = self.new() if kept is None else kept.state
         if kept is not None:
             # At least one prompt token is computed, for the logits that follow it.
             same = _common(kept.tokens, sequence.tokens[: sequence.num_prompt - 1])
-            state.rollback(same)
+            state.rollback(state.restore_point(same))
         sequence.stored = state.length
         sequence.cached = max(sequence.cached, state.length)
         self._of[sequence.request.id] = state
@@ -55,9 +70,30 @@ class States:
         """Make the next `count` positions of a sequence writable."""
         state = self.of(sequence)
         while self._kept and state.pages_wanted(count) > self.pool.num_free:
-            self._kept.popitem(last=False)[1].state.release()
+            self._evict()
+        if self.recurrent is not None and state.slot is None:
+            self._free_slot(self.recurrent)
         state.reserve(count)
         return state
+
+    def commit(self, states: Many[SequenceState], paths: Many[Many[int]]) -> None:
+        """Adopt each row's path of the step just run; what it proposed besides is forgotten."""
+        commit_all(list(zip(states, paths, strict=True)))
+        if self.recurrent is not None:
+            self.recurrent.drop_tapes()
+
+    def capture(self, sequence: Sequence, grid: int) -> None:
+        """Keep the way back to the latest point of the prefill grid, for a conversation that goes on.
+
+        Templates rewrite the end of a prompt (a thought is dropped, say), and pages alone can follow that.
+        """
+        state = self.of(sequence)
+        on_grid = state.length > 0 and state.length % grid == 0
+        if self.recurrent is None or sequence.request.keep is None or not on_grid:
+            return
+        state.drop_captures()
+        if self.recurrent.num_free or self._evict():
+            state.capture()
 
     def release(self, sequence: Sequence) -> None:
         self._of.pop(sequence.request.id).release()
@@ -87,6 +123,32 @@ class States:
         for state in held:
             state.check()
         self.pool.check(state.pages for state in held)
+        if self.recurrent is not None:
+            self.recurrent.check([slot for state in held for slot in state.slots_held()])
+
+    def _evict(self) -> bool:
+        """Drop the oldest kept conversation, if there is one."""
+        if self._kept:
+            self._kept.popitem(last=False)[1].state.release()
+            return True
+        return False
+
+    def _free_slot(self, store: RecurrentStore) -> None:
+        """Have a slot free, as far as courtesies held them."""
+        while not store.num_free and self._evict():
+            pass
+        if not store.num_free:
+            for state in self._of.values():
+                state.drop_captures()
+
+
+def layer_states(
+    specs: Many[StateSpec], kv: KvStore, recurrent: RecurrentStore | None
+) -> list[PagedKV | Recurrent]:
+    """The stores' records in order of layer, as a model's forward takes them."""
+    pages = iter(kv.layers)
+    slots = iter(recurrent.layers if recurrent is not None else ())
+    return [next(pages) if isinstance(s, PagedKVSpec) else next(slots) for s in specs]
 
 
 def _common(a: Many[int], b: Many[int]) -> int:

@@ -1,7 +1,9 @@
 """The op surface: what a device must be able to do, with the shape of every argument.
 
 Dimension letters: T tokens in the step (flat), R rows (sequences), P pages per row, E hidden size,
-N output features, K input features, H query heads, G kv heads, D head size, F ffn size, V vocabulary.
+N output features, K input features, H query heads, G kv heads, D head size, F ffn size, V vocabulary,
+X experts. Gated DeltaNet: Hk key heads, Hv value heads, Dk and Dv their sizes, W convolution width,
+C = 2 Hk Dk + Hv Dv channels.
 
 Every op has a pure PyTorch form in `kernels/ref/` (the specification). A fast form must match it within
 a stated bound and be bit-equal to itself for any number of exact rows.
@@ -10,10 +12,11 @@ a stated bound and be bit-equal to itself for any number of exact rows.
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from pydflash.errors import UnsupportedError
 from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
@@ -91,6 +94,7 @@ class AttnArgs:
     eps: float = 1e-6
     window: int | None = None  # a query sees itself and the window - 1 positions before it
     softcap: float | None = None  # scores = cap * tanh(scores / cap)
+    gated: bool = False  # each query head is packed [q | gate]; its result is times sigmoid(gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,13 +130,121 @@ class Weight:
     nbytes: int
     packed: object
     bias: Tensor | None = None  # f32 [N]
+    scale: Tensor | None = None  # f32 [N], multiplies x W^T before the bias
     scratch: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tape:
+    """What the exact rows of one step would have done to the recurrent states: the operands, by token.
+
+    k f32 [T, Hk, Dk] normalised keys, delta f32 [T, Hv, Dv], decay f32 [T, Hv], rows f32 [T, C] raw
+    convolution inputs; T counts the step's exact tokens. Only rows of several tokens fill their part.
+    """
+
+    k: Tensor
+    delta: Tensor
+    decay: Tensor
+    rows: Tensor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Recurrent:
+    """One layer's recurrent states, a slot each, and the tape of the last step.
+
+    conv f32 [slots, W - 1, C] holds the last raw inputs of the convolution, oldest first;
+    state f32 [slots, Hv, Dk, Dv]. Both are zero before a sequence's first token.
+    """
+
+    conv: Tensor
+    state: Tensor
+    tape: Tape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeltaArgs:
+    """What is fixed about one Gated DeltaNet layer. Value head h uses key head h mod Hk (GGUF order)."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: Tensor  # f32 [C, W], tap W - 1 meets the token itself
+    a: Tensor  # f32 [Hv], -exp(A_log): log decay = a * softplus(alpha + dt_bias)
+    dt_bias: Tensor  # f32 [Hv]
+    norm: Tensor  # f32 [Dv]
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    @property
+    def inner(self) -> int:
+        return self.v_heads * self.v_dim
+
+
+DELTA_CHUNK = 32
+"""Positions that a prefill row advances a recurrent state by at once, on the grid of absolute positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Accepted tokens of a step: `nodes[cu[i]:cu[i + 1]]`, in order, advance slot `slots[i]`."""
+
+    slots: Tensor  # int32 [n]
+    nodes: Tensor  # int32 [cu[n]] token indices in the step, rows of the tape
+    cu: tuple[int, ...]  # [n + 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Expert:
+    """One feed-forward expert: gate_up has its F gate rows first."""
+
+    gate_up: "Weight"  # [2F, E]
+    down: "Weight"  # [E, F]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MoeArgs:
+    """What is fixed about one mixture of experts.
+
+    Every token's `used` best experts by probability (ties: the lower id) are summed with their
+    probabilities as weights, divided by their sum when `normalise`, times `scale`. The shared expert is
+    added with weight sigmoid(shared_gate . x), or 1 without a gate.
+    """
+
+    router: "Weight"  # [X, E]
+    experts: tuple[Expert, ...]
+    used: int
+    sigmoid: bool = False  # probabilities are sigmoid(logits) instead of softmax(logits)
+    normalise: bool = True
+    scale: float = 1.0
+    act: str = "silu"
+    shared: Expert | None = None
+    shared_gate: Tensor | None = None  # f32 [E]
+
+
+MIN_WEIGHT_SUM = 2.0**-14
+"""Sums of chosen probabilities are at least this before they divide."""
 
 
 class Prepare(Protocol):
     def __call__(self, parts: Sequence[QuantTensor], bias: Tensor | None = None) -> Weight:
         """Merge tensors along rows and put them in the backend's layout. The caller may drop the
         originals afterwards unless the backend's `borrows` is true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Stands where a backend has no such op."""
+
+    op: str
+
+    def __call__(self, *args: Any) -> Any:
+        raise UnsupportedError(
+            f"the kernels in use have no {self.op}, which this model needs; run it with --ops ref"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +261,17 @@ class OpTable:
         (w.rows = 2F, gate rows first), act(gate) * up; act "silu" or "gelu" (tanh form)
     attention(qkv [T, (H + 2G) * D], kv, args, batch) -> [T, H * D]: q/k norm, rope, store of this
         step's K and V, then attention over the pages. Keys are read back after the store.
+        With args.gated, qkv is [T, (2H + 2G) * D] and each head's result is times sigmoid of its gate.
     copy_slots(kv, src int32 [n], dst int32 [n]): move stored positions (compaction, copy on write)
+    delta(mixed [T, C + Hv * Dv + 2 Hv], recurrent, args, batch) -> [T, Hv * Dv]: Gated DeltaNet between
+        its projections. `mixed` is [q k v | z | alpha | beta] of each token. Convolution through the
+        chain of parents, silu, l2 norm of q and k, the recurrence from the parent's state, norm gated by
+        silu(z). Prefill rows and exact rows of one token advance their slot in place; exact rows of
+        several leave it as it was and fill `recurrent.tape`.
+    delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
+        operations on the same operands: bit-equal to rows of one token each.
+    moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
+        overwrite and return x
     """
 
     name: str
@@ -164,3 +286,14 @@ class OpTable:
     attention: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], Tensor]
     copy_slots: Callable[[PagedKV, Tensor, Tensor], None]
     formats: frozenset[str]  # weight formats this table multiplies by
+    delta: Callable[[Tensor, Recurrent, DeltaArgs, StepBatch], Tensor] = Missing("delta")
+    delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
+    moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
+    scales: bool = False  # True: products honour Weight.scale
+
+    def require(self, *ops: str) -> None:
+        """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""
+        for op in ops:
+            found = getattr(self, op)
+            if isinstance(found, Missing):
+                found()

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from pydflash.kernels.ops import OpTable, PagedKV, RowKind, Span, StepBatch, Weight
+from pydflash.kernels.ops import OpTable, PagedKV, Recurrent, RowKind, Span, StepBatch, Weight
 from pydflash.state.base import StateSpec
 
 Tensor = torch.Tensor
+LayerState = PagedKV | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class StepOutput:
 class Block(Protocol):
     """One layer of the residual stream."""
 
-    def forward(self, x: Tensor, state: PagedKV, batch: StepBatch) -> Tensor:
-        """x f32 [T, E] -> f32 [T, E]; may overwrite x."""
+    def forward(self, x: Tensor, state: Any, batch: StepBatch) -> Tensor:
+        """x f32 [T, E] -> f32 [T, E]; may overwrite x. `state` is the kind the block's spec asked for."""
 
 
 class Model(Protocol):
@@ -38,7 +39,7 @@ class Model(Protocol):
     def state_specs(self) -> list[StateSpec]: ...
 
     def forward(
-        self, batch: StepBatch, states: Sequence[PagedKV], taps: frozenset[int] = frozenset()
+        self, batch: StepBatch, states: Sequence[LayerState], taps: frozenset[int] = frozenset()
     ) -> StepOutput: ...
 
 
@@ -65,7 +66,7 @@ class Decoder:
         return self.specs
 
     def forward(
-        self, batch: StepBatch, states: Sequence[PagedKV], taps: frozenset[int] = frozenset()
+        self, batch: StepBatch, states: Sequence[LayerState], taps: frozenset[int] = frozenset()
     ) -> StepOutput:
         """Run the step. A tap is the OUTPUT of that layer: the raw residual stream after it."""
         x = self.ops.embed(self.token_embd, batch.tokens)  # [T, E]

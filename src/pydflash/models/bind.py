@@ -42,24 +42,33 @@ class Binder:
         every readable format can serve.
         """
         tensors = [self._take(name, (rows, cols)) for name, rows in parts.items()]
-        for t in tensors:
-            if t.format.name not in self.ops.formats:
-                raise UnsupportedError(
-                    f"{t.name} is {t.format.name}; the {self.ops.name} backend has no kernel for it; "
-                    "run with --ops ref or requantise the file with `pydflash quantize`"
-                )
-        weight = self.ops.prepare(tensors, self._bias(parts) if bias else None)
-        self.nbytes += weight.nbytes
-        if not self.ops.borrows:
-            for t in tensors:
-                self.checkpoint.release(t.name)
+        scales = [self._scale(name, 1) for name in parts]
+        weight = self._prepare(tensors, scales, 0, self._bias(parts) if bias else None)
+        self._release(parts)
         return weight
+
+    def stack(self, parts: dict[str, int], cols: int, count: int) -> list[Weight]:
+        """`count` product operands from named stacks [count, rows, cols], merged as `weight` does."""
+        stacks = [self._take(name, (count, rows, cols)) for name, rows in parts.items()]
+        scales = [self._scale(name, count) for name in parts]
+        weights = [
+            self._prepare([_member(t, i) for t in stacks], scales, i, None) for i in range(count)
+        ]
+        self._release(parts)
+        return weights
 
     def vector(self, name: str, size: int) -> Tensor:
         """A small tensor as f32 [size] on the device."""
         tensor = self._take(name, (size,))
         self.nbytes += 4 * size
         return dequantize(tensor).to(self.ops.device).clone()
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A small tensor of any rank as f32 on the device."""
+        tensor = self._take(name, shape)
+        values = dequantize(tensor).to(self.ops.device).clone()
+        self.nbytes += 4 * values.numel()
+        return values
 
     def vector_or_none(self, name: str, size: int) -> Tensor | None:
         return self.vector(name, size) if self.has(name) else None
@@ -78,6 +87,54 @@ class Binder:
                 f"{self.checkpoint.path.name} has tensors this architecture does not use: "
                 f"{', '.join(left[:3])}{more}; the file may need a newer pydflash"
             )
+
+    def _prepare(
+        self,
+        tensors: list[QuantTensor],
+        scales: list[Tensor | None],
+        index: int,
+        bias: Tensor | None,
+    ) -> Weight:
+        for t in tensors:
+            if t.format.name not in self.ops.formats:
+                raise UnsupportedError(
+                    f"{t.name} is {t.format.name}; the {self.ops.name} backend has no kernel for it; "
+                    "run with --ops ref or requantise the file with `pydflash quantize`"
+                )
+        weight = self.ops.prepare(tensors, bias)
+        if any(s is not None for s in scales):
+            if not self.ops.scales:
+                raise UnsupportedError(
+                    f"{tensors[0].name} has a scale beside it; the {self.ops.name} backend cannot "
+                    "apply it: run with --ops ref"
+                )
+            weight.scale = torch.cat(
+                [
+                    torch.ones(t.num_rows) if s is None else s[index].repeat(t.num_rows)
+                    for t, s in zip(tensors, scales, strict=True)
+                ]
+            ).to(self.ops.device)
+        self.nbytes += weight.nbytes
+        return weight
+
+    def _scale(self, name: str, count: int) -> Tensor | None:
+        """The numbers beside a matrix (or a stack of `count`) that multiply its products (NVFP4 files)."""
+        for scale in (name.removesuffix(".weight") + ".scale", name + ".scale"):
+            if self.has(scale):
+                values = dequantize(self._take(scale, (self.checkpoint.info(scale).shape)))
+                if values.numel() not in (1, count):
+                    raise CheckpointError(
+                        f"{scale} has {values.numel()} numbers for {count} matrices; "
+                        "the file is inconsistent: download or convert it again"
+                    )
+                self.nbytes += 4 * values.numel()
+                return values.flatten().expand(count)
+        return None
+
+    def _release(self, names: Iterable[str]) -> None:
+        if not self.ops.borrows:
+            for name in names:
+                self.checkpoint.release(name)
 
     def _bias(self, parts: dict[str, int]) -> Tensor | None:
         found = {
@@ -105,3 +162,12 @@ class Binder:
         if self._progress is not None:
             self._progress(info.nbytes)
         return self.checkpoint.tensor(name)
+
+
+def _member(stack: QuantTensor, index: int) -> QuantTensor:
+    return QuantTensor(
+        name=f"{stack.name}[{index}]",
+        data=stack.data[index],
+        format=stack.format,
+        shape=stack.shape[1:],
+    )

@@ -11,6 +11,7 @@ from pydflash.kernels.ops import AttnArgs, PagedKV, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.base import Block, Decoder
 from pydflash.models.bind import Binder
+from pydflash.models.ffn import MoeConfig, feed_forward
 from pydflash.state.base import PagedKVSpec, StateSpec
 
 Tensor = torch.Tensor
@@ -32,6 +33,7 @@ class Config:
     eps: float
     rope: RopeSpec
     qk_norm: bool
+    moe: MoeConfig | None = None
 
     def state_specs(self) -> list[StateSpec]:
         return [
@@ -40,9 +42,13 @@ class Config:
         ]
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, *, interleaved: bool, qk_norm: bool) -> "Config":
+    def read(
+        cls, checkpoint: Checkpoint, *, interleaved: bool, qk_norm: bool, experts: bool = False
+    ) -> "Config":
         """Read every `{arch}.` key that means something here."""
-        meta, vocab = checkpoint.meta, _vocab_rows(checkpoint)
+        meta, vocab = checkpoint.meta, vocab_rows(checkpoint)
+        if meta.int("{arch}.expert_count", default=0) and not experts:
+            raise UnsupportedError(f"{meta.arch} with mixture-of-experts layers is not built yet")
         hidden = meta.int("{arch}.embedding_length")
         heads = meta.int("{arch}.attention.head_count")
         if hidden <= 0 or heads <= 0:
@@ -59,7 +65,7 @@ class Config:
             arch=meta.arch,
             layers=meta.int("{arch}.block_count"),
             hidden=hidden,
-            ffn=meta.int("{arch}.feed_forward_length"),
+            ffn=1 if experts else meta.int("{arch}.feed_forward_length"),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -68,15 +74,17 @@ class Config:
             eps=meta.float("{arch}.attention.layer_norm_rms_epsilon"),
             rope=_rope(meta, head_dim, interleaved),
             qk_norm=qk_norm,
+            moe=MoeConfig.read(meta) if experts else None,
         )
-        if meta.int("{arch}.expert_count", default=0):
-            raise UnsupportedError(f"{meta.arch} with mixture-of-experts layers is not built yet")
         if min(config.layers, config.ffn, config.head_dim, config.max_positions) <= 0:
             raise CheckpointError(
                 "block_count, feed_forward_length, attention.key_length and context_length must be above 0"
             )
         meta.ignore(
-            "{arch}.vocab_size", "{arch}.expert_used_count", "{arch}.rope.scaling.finetuned"
+            "{arch}.vocab_size",
+            "{arch}.feed_forward_length",
+            "{arch}.expert_used_count",
+            "{arch}.rope.scaling.finetuned",
         )
         return config
 
@@ -97,19 +105,16 @@ class AttentionBlock:
             bias=True,
         )
         self.attn_output = bind.weight({at + "attn_output.weight": c.hidden}, q, bias=True)
-        self.ffn_norm = bind.vector(at + "ffn_norm.weight", c.hidden)
-        self.ffn_gate_up = bind.weight(
-            {at + "ffn_gate.weight": c.ffn, at + "ffn_up.weight": c.ffn}, c.hidden, bias=True
+        self.ffn = feed_forward(
+            bind, at, "ffn_norm", hidden=c.hidden, ffn=c.ffn, eps=c.eps, moe=c.moe
         )
-        self.ffn_down = bind.weight({at + "ffn_down.weight": c.hidden}, c.ffn, bias=True)
 
     def forward(self, x: Tensor, state: PagedKV, batch: StepBatch) -> Tensor:
         ops, spans = self.ops, batch.spans
         qkv = ops.norm_linear(x, self.attn_norm, self.eps, self.attn_qkv, spans)
         attended = ops.attention(qkv, state, self.args, batch)  # [T, H * D]
         x = ops.linear_add(attended, self.attn_output, x, spans)
-        gated = ops.norm_gated(x, self.ffn_norm, self.eps, self.ffn_gate_up, "silu", spans)
-        return ops.linear_add(gated, self.ffn_down, x, spans)
+        return self.ffn.forward(x, spans)
 
 
 def describe(checkpoint: Checkpoint) -> Config:
@@ -120,6 +125,8 @@ def describe(checkpoint: Checkpoint) -> Config:
 def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
     """Bind the tensors `config` describes. Rotary tables cover `max_positions`."""
     c = config
+    if c.moe is not None:
+        bind.ops.require("moe")
     factors = bind.vector_or_none("rope_freqs.weight", c.rope.dims // 2)
     rope = rope_table(c.rope, max_positions, factors, bind.ops.device)
     token_embd = bind.weight({"token_embd.weight": c.vocab}, c.hidden)
@@ -155,7 +162,7 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
     )
 
 
-def _vocab_rows(checkpoint: Checkpoint) -> int:
+def vocab_rows(checkpoint: Checkpoint) -> int:
     """Rows of the embedding: the vocabulary this model really has."""
     info = checkpoint.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:

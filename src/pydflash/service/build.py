@@ -18,14 +18,16 @@ from pydflash.config import EngineConfig
 from pydflash.device import available_memory_bytes, default_threads
 from pydflash.engine.engine import Engine
 from pydflash.engine.memory import MemoryPlan, plan_memory
-from pydflash.engine.states import States
+from pydflash.engine.states import States, layer_states
 from pydflash.errors import ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.load import describe
 from pydflash.spec.proposer import Proposer
+from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
+from pydflash.state.recurrent import RecurrentStore
 from pydflash.text.template import ChatTemplate
 from pydflash.text.tokenizer import Tokenizer
 from pydflash.text.vocabulary import Vocabulary
@@ -78,6 +80,7 @@ def load(
         model_ctx=described.config.max_positions,
         state=config.state,
         available=available_memory_bytes(),
+        exact_rows=config.step.max_exact_rows,
     )
     done = 0
 
@@ -88,15 +91,15 @@ def load(
             progress(done, checkpoint.nbytes)
 
     model = described.load(ops, plan.max_ctx, tell)
-    kv = KvStore(
-        model.state_specs(), plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops
-    )
+    specs = model.state_specs()
+    kv = KvStore(specs, plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops)
+    recurrent = RecurrentStore(recurrent_specs(specs), plan.slots, ops) if plan.slots else None
     if not ops.borrows:
         checkpoint.release()
     _trim()
     engine = Engine(
         model,
-        States(PagePool(plan.pages), kv),
+        States(PagePool(plan.pages), kv, recurrent, layer_states(specs, kv, recurrent)),
         max_ctx=plan.max_ctx,
         max_running=config.state.max_concurrency,
         prefill_chunk=config.step.prefill_chunk,

@@ -6,14 +6,40 @@ Node 0 is the root, the pending token itself. Topological order: a parent preced
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydflash.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """tokens, parents (-1 for the root) and depth of N nodes; a node's position is base + depth."""
+    """tokens, parents (-1 for the root) and depth of N nodes; a node's position is base + depth.
+
+    Raises EngineError for anything but a tree in topological order.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     depth: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if not count or count != len(self.parents) or count != len(self.depth):
+            raise EngineError(
+                f"a proposal of {count} tokens with {len(self.parents)} parents and "
+                f"{len(self.depth)} depths; each node has one of each, and there is a root"
+            )
+        if self.parents[0] != -1 or self.depth[0] != 0:
+            raise EngineError("a proposal's node 0 is its root: parent -1 and depth 0")
+        for node in range(1, count):
+            parent = self.parents[node]
+            if not 0 <= parent < count:
+                raise EngineError(f"node {node} of a proposal has no node {parent} for its parent")
+            if parent >= node:
+                raise EngineError(self._disorder(node))
+            if self.depth[node] != self.depth[parent] + 1:
+                raise EngineError(
+                    f"node {node} of a proposal has depth {self.depth[node]} under a parent of depth "
+                    f"{self.depth[parent]}"
+                )
 
     @classmethod
     def root(cls, token: int) -> "Proposal":
@@ -44,3 +70,17 @@ class Proposal:
             out.append(node)
             node = self.parents[node]
         return out[::-1]
+
+    def _disorder(self, node: int) -> str:
+        """Why a parent is not before its child."""
+        at = self.parents[node]
+        for _ in self.tokens:
+            if at == node:
+                return f"node {node} of a proposal is its own ancestor: parents form a cycle"
+            if at < 0:
+                break
+            at = self.parents[at]
+        return (
+            f"node {node} of a proposal comes before its parent {self.parents[node]}; "
+            "parents must precede their children"
+        )

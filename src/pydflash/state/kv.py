@@ -10,7 +10,7 @@ import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
-from pydflash.state.base import PagedKVSpec
+from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
 Tensor = torch.Tensor
 
@@ -22,27 +22,28 @@ _DTYPES = {
 }
 
 
-def page_bytes(specs: Sequence[PagedKVSpec], k_format: str, v_format: str) -> int:
-    """Bytes of one page over all layers."""
+def page_bytes(specs: Sequence[StateSpec], k_format: str, v_format: str) -> int:
+    """Bytes of one page over all attention layers."""
     return sum(
         _bytes(spec.kv_heads * spec.head_dim * PAGE_SIZE, form)
-        for spec in specs
+        for spec in paged_specs(specs)
         for form in (k_format, v_format)
     )
 
 
 class KvStore:
-    """Pages for every layer, allocated once."""
+    """Pages for every attention layer, allocated once. Specs of other kinds are passed over."""
 
     def __init__(
         self,
-        specs: Sequence[PagedKVSpec],
+        specs: Sequence[StateSpec],
         num_pages: int,
         k_format: str,
         v_format: str,
         ops: OpTable,
     ) -> None:
-        for spec in specs:
+        paged = paged_specs(specs)
+        for spec in paged:
             for form in (k_format, v_format):
                 if form == "q8_0" and spec.head_dim % 32:
                     raise ConfigError(
@@ -52,9 +53,9 @@ class KvStore:
         self.num_pages = num_pages
         self.ops = ops
         self.nbytes = num_pages * page_bytes(specs, k_format, v_format)
-        self.layers = [_layer(s, num_pages, k_format, v_format, ops.device) for s in specs]
+        self.layers = [_layer(s, num_pages, k_format, v_format, ops.device) for s in paged]
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
-            f"{s.kv_heads}x{s.head_dim}" for s in specs
+            f"{s.kv_heads}x{s.head_dim}" for s in paged
         )
 
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:

@@ -15,9 +15,16 @@ _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def attention(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Tensor:
-    """qkv f32 [T, (H + 2G) * D] -> f32 [T, H * D]. Stores this step's keys and values first."""
+    """qkv f32 [T, (H + 2G) * D] -> f32 [T, H * D]. Stores this step's keys and values first.
+
+    With `args.gated` there are 2H query parts, each head's gate after its query.
+    """
     H, G, D = args.heads, args.kv_heads, args.head_dim
-    q, k, v = torch.split(qkv.view(-1, H + 2 * G, D), [H, G, G], 1)
+    parts = 2 * H if args.gated else H
+    q, k, v = torch.split(qkv.view(-1, parts + 2 * G, D), [parts, G, G], 1)
+    gate = None
+    if args.gated:
+        q, gate = q[:, 0::2], q[:, 1::2]
     if args.q_norm is not None:
         q = rms_norm(q, args.q_norm, args.eps)
     if args.k_norm is not None:
@@ -35,6 +42,8 @@ def attention(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Ten
             keys, values = load(kv, slots)
             pos = batch.positions[t : t + step]
             out[t : t + step] = _softmax_over(q[t : t + step], keys, values, pos, args)
+    if gate is not None:
+        out *= gate.sigmoid()
     return out.view(-1, H * D)
 
 

@@ -61,13 +61,12 @@ def embed(weight: Weight, tokens: Tensor) -> Tensor:
     return dequantize(QuantTensor(name=part.name, data=data, format=part.format, shape=shape))
 
 
-def product(x: Tensor, w: Tensor, bias: Tensor | None, spans: Sequence[Span]) -> Tensor:
-    """x [T, K] times w [N, K] transposed, plus bias, span by span. Returns f32 [T, N]."""
-
-    def one(rows: Tensor) -> Tensor:
-        return torch.nn.functional.linear(rows, w, bias)
-
-    return by_span(one, x, spans)
+def product(rows: Tensor, values: Tensor, weight: Weight) -> Tensor:
+    """rows [n, K] times the decoded `values` [N, K] of `weight`, its scale and bias included: one product."""
+    if weight.scale is None:
+        return torch.nn.functional.linear(rows, values, weight.bias)
+    out = torch.nn.functional.linear(rows, values) * weight.scale
+    return out if weight.bias is None else out + weight.bias
 
 
 def by_span(fn: Callable[[Tensor], Tensor], x: Tensor, spans: Sequence[Span]) -> Tensor:

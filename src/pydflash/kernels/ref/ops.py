@@ -2,9 +2,11 @@
 
 import torch
 
-from pydflash.kernels.ops import OpTable, Span, Weight
+from pydflash.kernels.ops import MoeArgs, OpTable, Span, Weight
 from pydflash.kernels.ref import linear as lin
+from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.attention import attention, copy_slots
+from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.quant.formats import FORMATS
 
@@ -15,8 +17,11 @@ def build_ops(device: torch.device) -> OpTable:
     """Pure PyTorch on `device`: right on every format, slow."""
     decoded = lin.Decoded()
 
+    def product(rows: Tensor, w: Weight) -> Tensor:
+        return lin.product(rows, decoded.of(w), w)
+
     def linear(x: Tensor, w: Weight, spans: tuple[Span, ...]) -> Tensor:
-        return lin.product(x, decoded.of(w), w.bias, spans)
+        return lin.by_span(lambda rows: product(rows, w), x, spans)
 
     def linear_add(x: Tensor, w: Weight, residual: Tensor, spans: tuple[Span, ...]) -> Tensor:
         return residual + linear(x, w, spans)
@@ -33,6 +38,9 @@ def build_ops(device: torch.device) -> OpTable:
         gate, up = norm_linear(x, norm, eps, w, spans).chunk(2, -1)
         return activate(gate, up, act)
 
+    def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
+        return experts.moe(x, norm, eps, args, spans, product)
+
     return OpTable(
         name="ref",
         device=device,
@@ -46,4 +54,8 @@ def build_ops(device: torch.device) -> OpTable:
         attention=attention,
         copy_slots=copy_slots,
         formats=frozenset(FORMATS) - {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"},
+        delta=delta,
+        delta_commit=delta_commit,
+        moe=moe,
+        scales=True,
     )

@@ -1,0 +1,132 @@
+"""RecurrentStore: the recurrent states of every layer, a slot for each sequence or snapshot.
+
+A slot is overwritten by each token, so going back means having kept a copy, and a step over a tree leaves
+the slot as it was and its operands on a tape, which the commit repeats (see `kernels.ops.Tape`).
+Invariant: a slot is free or held once, and zero before its first token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+import torch
+
+from pydflash.errors import CapacityError
+from pydflash.kernels.ops import OpTable, Paths, Recurrent
+from pydflash.state.base import RecurrentSpec
+
+Tensor = torch.Tensor
+SlotId = NewType("SlotId", int)
+
+
+class OutOfSlots(CapacityError):
+    """Every slot is held. The engine keeps enough of them; users only meet it through a bug."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """Accepted tokens of one sequence: indices in the step whose tape is current."""
+
+    slot: SlotId
+    nodes: Sequence[int]
+
+
+class RecurrentStore:
+    """Slots for every layer, allocated once."""
+
+    def __init__(self, specs: Sequence[RecurrentSpec], num_slots: int, ops: OpTable) -> None:
+        self.num_slots = num_slots
+        self.ops = ops
+        self.nbytes = num_slots * sum(spec.slot_bytes for spec in specs)
+        self.layers = [_layer(spec, num_slots, ops.device) for spec in specs]
+        self.layout = "recurrent:" + ",".join(
+            f"{s.conv_width}x{s.conv_channels}+{s.heads}x{s.k_dim}x{s.v_dim}" for s in specs
+        )
+        self.step = 0  # counts steps: a tape belongs to the latest
+        self._free = [SlotId(i) for i in reversed(range(num_slots))]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> SlotId:
+        """A slot in the state before any token. Raises OutOfSlots."""
+        slot = self._take()
+        self.clear(slot)
+        return slot
+
+    def copy_of(self, slot: SlotId) -> SlotId:
+        """A new slot with the same contents. Raises OutOfSlots."""
+        mine = self._take()
+        self.copy(slot, mine)
+        return mine
+
+    def free(self, slot: SlotId) -> None:
+        assert slot not in self._free, f"slot {slot} freed twice"
+        self._free.append(slot)
+
+    def clear(self, slot: SlotId) -> None:
+        for layer in self.layers:
+            layer.conv[slot].zero_()
+            layer.state[slot].zero_()
+
+    def copy(self, src: SlotId, dst: SlotId) -> None:
+        for layer in self.layers:
+            layer.conv[dst] = layer.conv[src]
+            layer.state[dst] = layer.state[src]
+
+    def commit(self, advances: Sequence[Advance]) -> None:
+        """Advance slots along accepted tokens of the latest step: one op call a layer."""
+        cu = [0]
+        for a in advances:
+            cu.append(cu[-1] + len(a.nodes))
+        if not cu[-1]:
+            return
+        device = self.ops.device
+        paths = Paths(
+            slots=torch.tensor([a.slot for a in advances], dtype=torch.int32, device=device),
+            nodes=torch.tensor(
+                [n for a in advances for n in a.nodes], dtype=torch.int32, device=device
+            ),
+            cu=tuple(cu),
+        )
+        for layer in self.layers:
+            self.ops.delta_commit(layer, paths)
+
+    def drop_tapes(self) -> None:
+        """Let the latest step's operands go: everything it proposed is committed or refused."""
+        self.step += 1
+        for layer in self.layers:
+            layer.tape = None
+
+    def export(self, slot: SlotId) -> list[Tensor]:
+        """Copies on the host: conv and state of every layer in order."""
+        return [t[slot].cpu().clone() for layer in self.layers for t in (layer.conv, layer.state)]
+
+    def import_(self, slot: SlotId, blob: Sequence[Tensor]) -> None:
+        """Write what `export` gave into a slot."""
+        mine = [t for layer in self.layers for t in (layer.conv, layer.state)]
+        for tensor, theirs in zip(mine, blob, strict=True):
+            tensor[slot] = theirs.to(tensor.device)
+
+    def check(self, held: Sequence[SlotId]) -> None:
+        """Assert that `held`, the slots of all holders, and the free ones are all there are."""
+        assert sorted([*held, *self._free]) == list(range(self.num_slots))
+
+    def _take(self) -> SlotId:
+        if not self._free:
+            raise OutOfSlots(
+                f"all {self.num_slots} recurrent state slots are held; run fewer sequences at once "
+                "or raise --max-concurrency"
+            )
+        return self._free.pop()
+
+
+def _layer(spec: RecurrentSpec, slots: int, device: torch.device) -> Recurrent:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(slots, *shape, dtype=torch.float32, device=device)
+
+    return Recurrent(
+        conv=zeros(spec.conv_width - 1, spec.conv_channels),
+        state=zeros(spec.heads, spec.k_dim, spec.v_dim),
+    )

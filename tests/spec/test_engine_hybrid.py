@@ -1,0 +1,100 @@
+"""Engine.step with recurrent layers: preemption, drafts and kept conversations change no token."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pydflash.engine.engine import Engine
+from pydflash.engine.request import Request, Sequence
+from pydflash.sampling.params import SamplingParams
+from tests.spec.test_engine_exact import Guesses, _count_preemptions, make_engine, requests, run
+from tests.tiny.gguf import tiny_gguf
+from tests.tiny.qwen35 import DeltaShape, MoeShape
+
+ANSWER = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(params=["qwen35", "qwen35moe"], scope="module")
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(
+        tmp_path_factory.mktemp("hybrid") / "tiny.gguf",
+        request.param,
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        ffn=32,
+        delta=DeltaShape(k_heads=1, v_heads=2, state=8),
+        moe=MoeShape(experts=4, ffn=16, shared=16),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> list[list[int]]:
+    return [run(make_engine(path, ops="ref"), [r])[0] for r in requests()]
+
+
+def test_eight_sequences_say_what_each_says_alone(path: Path, plain: list[list[int]]) -> None:
+    engine = make_engine(path, ops="ref", pages=9)
+    preempted = _count_preemptions(engine)
+    assert run(engine, requests(), [0, 3, 5, 9, 20, 21, 22, 40]) == plain
+    assert preempted, "the pool was meant to be too small"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drafts_change_speed_never_text(path: Path, plain: list[list[int]], seed: int) -> None:
+    asked = requests()
+    known = {r.id: [*r.prompt, *said] for r, said in zip(asked, plain, strict=True)}
+    guesses = Guesses(known, seed)
+    engine = make_engine(path, ops="ref", pages=16, proposer=guesses)
+    dice = random.Random(seed)
+    assert run(engine, asked, [dice.randrange(20) for _ in asked]) == plain
+    assert guesses.hits > 50
+    assert all(layer.tape is None for layer in engine.states.recurrent.layers)
+
+
+def ask(engine: Engine, prompt: list[int], keep: str | None = None) -> Sequence:
+    request = Request(prompt=tuple(prompt), params=ANSWER, seed=1, keep=keep)
+    sequence = engine.add(request)
+    while not engine.is_idle:
+        engine.step()
+        engine.states.check()
+    return sequence
+
+
+def test_a_conversation_goes_on_where_it_ended(path: Path) -> None:
+    engine = make_engine(path, ops="ref")
+    prompt = list(range(10, 60))
+    said = ask(engine, prompt, "talk").generated
+    again = [*prompt, *said, 70, 71]
+    sequence = ask(engine, again, "talk")
+    assert sequence.cached == len(prompt) + len(said) - 1
+    assert sequence.generated == ask(make_engine(path, ops="ref"), again).generated
+
+
+def test_a_rewritten_end_is_read_again_from_the_grid(path: Path) -> None:
+    """The template dropped a thought: the pages could follow to token 48, the recurrence to 32."""
+    engine = make_engine(path, ops="ref")
+    prompt = list(range(10, 60))
+    ask(engine, prompt, "talk")
+    again = [*prompt[:48], 90, 91, 92]
+    sequence = ask(engine, again, "talk")
+    assert sequence.cached == 32
+    fresh = make_engine(path, ops="ref")
+    assert sequence.generated == ask(fresh, again, "talk").generated
+    mine, theirs = (e.states._kept["talk"].state.export() for e in (engine, fresh))
+    for a, b in zip(mine.recurrent, theirs.recurrent, strict=True):
+        assert torch.equal(a, b), "a restored prefix is bit-equal to a cold one"
+    assert ask(engine, [5, *prompt], "talk").cached == 0
+
+
+def test_kept_slots_yield_to_running_sequences(path: Path) -> None:
+    engine = make_engine(path, ops="ref", running=2, slots=2)
+    ask(engine, list(range(3, 90)), "a")
+    ask(engine, list(range(3, 90)), "b")
+    asked = [Request(prompt=tuple(range(3, 40)), params=ANSWER, seed=i) for i in range(3)]
+    assert all(len(said) == 8 for said in run(engine, asked))
+    engine.states.forget("a")
+    engine.states.forget("b")
+    assert engine.states.recurrent.num_free == 2
