@@ -49,6 +49,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_gate": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int32, c_int32)),
     "pf_embed": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_int32)),
     "pf_copy": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)),
+    "pf_attention_layer": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
+    "pf_dense_layer": (None, (c_void_p, c_void_p, c_int64, c_int32)),
     "pf_attention": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
 }
 

@@ -143,6 +143,20 @@ struct PfBatch {
   int32_t tokens, rows, pages_per_row, ancestor_cols;
 };
 
+struct PfAttnLayer {  // x += output(attention(qkv(rms_norm(x) * norm)))
+  const PfWeight *qkv, *output;
+  const float* norm;  // [qkv->cols]
+  const PfAttn* args;
+  float eps;
+};
+
+struct PfDenseLayer {  // x += down(act(gate) * up), gate and up of rms_norm(x) * norm
+  const PfWeight *gate_up, *down;
+  const float* norm;  // [gate_up->cols]
+  float eps;
+  int32_t act;
+};
+
 struct Kernels {
   void (*product)(const PfProduct&);
   void (*gate)(const float* x, int64_t tokens, int64_t half, float* y, int act, int threads);
@@ -155,5 +169,5 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 
 // A buffer of the calling thread that only grows; `which` names its use. 64-byte aligned.
-enum ScratchUse { S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS, S_COUNT };
+enum ScratchUse { S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS, S_LAYER, S_COUNT };
 float* scratch(ScratchUse which, size_t floats);
