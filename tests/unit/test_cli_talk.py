@@ -126,6 +126,15 @@ def test_run_reads_stdin(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, words: l
     assert ("ask", [{"role": "user", "content": "from a pipe\n"}]) in llm.log
 
 
+def test_stdin_that_is_no_text_is_replaced(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["run", "m.gguf"], ["chat", "m.gguf"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(words) == 0
+    asked = [what for verb, what in llm.log if verb == "ask"]
+    assert asked == [[{"role": "user", "content": "caf\ufffd\n"}], "caf\ufffd"]
+
+
 def test_run_passes_sampling_and_engine_options(llm: FakeLLM) -> None:
     flags = "--max-tokens 9 --temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 3"
     flags += " --repeat-penalty 1.1 --frequency-penalty 0.2 --presence-penalty 0.3"
