@@ -1,11 +1,12 @@
 """LLM, its streams and its conversations, on tiny models with the real engine under them."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
+from pydflash.config import EngineConfig, RuntimeConfig, StateConfig, StepConfig
 from pydflash.errors import (
     CapacityError,
     ConfigError,
@@ -101,6 +102,26 @@ def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
     assert pool.num_free == pool.num_pages
 
 
+def test_a_late_reader_gets_every_token(llm: LLM) -> None:
+    """Results wait in a queue while their sequence runs on and ends; none may be lost."""
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=8, ignore_eos=True)
+    expected = llm.generate("late", params)
+    stream = llm.stream("late", params)
+    while not llm.loaded.engine.is_idle or stream._ticket.results.qsize() < 30:
+        time.sleep(0.01)
+    got = fold(stream)
+    assert (got.tokens, got.text, got.finish.reason) == (expected.tokens, expected.text, "length")
+
+
+def test_a_dropped_stream_is_aborted(llm: LLM) -> None:
+    for _ in llm.stream("dropped", SamplingParams(ignore_eos=True)):
+        break
+    llm.generate("x", SamplingParams(max_tokens=1))
+    assert llm.loaded.engine.is_idle
+    pool = llm.loaded.engine.states.pool
+    assert pool.num_free == pool.num_pages
+
+
 def test_an_unread_stream_holds_nobody(llm: LLM) -> None:
     stream = llm.stream("slow reader", SamplingParams(max_tokens=50, ignore_eos=True))
     assert llm.generate("other", SamplingParams(max_tokens=3, ignore_eos=True)).tokens
@@ -166,9 +187,10 @@ def test_a_crash_reaches_every_request(tiny_llama: Path) -> None:
         raise RuntimeError("boom")
 
     llm.loaded.engine.step = broken  # type: ignore[method-assign,assignment]
-    with pytest.raises(EngineError, match="boom"):
+    with pytest.raises(EngineError, match="boom") as caught:
         for _ in stream:
             pass
+    assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(EngineError, match="stopped"):
         llm.generate("y")
     llm.close()
@@ -187,6 +209,10 @@ def test_loading_what_cannot_be_run(tmp_path: Path, tiny_llama: Path) -> None:
         LLM(huge, config=config(max_ctx=2**30))
     with pytest.raises(ConfigError, match="--max-concurrency"):
         LLM(tiny_llama, config=config(max_concurrency=0))
+    with pytest.raises(ConfigError, match="q4_0"):
+        LLM(tiny_llama, config=EngineConfig(state=StateConfig(cache_type_k="q4_0")))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--max-exact-rows"):
+        LLM(tiny_llama, config=EngineConfig(step=StepConfig(max_exact_rows=0)))
     with pytest.raises(ConfigError, match="--target-device"):
         LLM(tiny_llama, config=EngineConfig(runtime=RuntimeConfig(target_device="cuda:0")))
     odd = tiny_gguf(tmp_path / "odd.gguf", "llama", extra={"general.architecture": "mamba"})

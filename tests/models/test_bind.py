@@ -11,6 +11,12 @@ from pydflash.kernels import select
 from pydflash.models.load import describe
 from tests.tiny.gguf import tiny_gguf
 
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 128,
+}
+
 
 def load(path: Path, ops: str = "ref") -> None:
     table = select.build(torch.device("cpu"), ops=ops)
@@ -71,6 +77,12 @@ def test_a_format_without_a_kernel_names_the_tensor(tmp_path: Path) -> None:
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedError, "longrope"),
         ({"llama.rope.scaling.type": "yarn"}, CheckpointError, "original_context_length"),
         ({"llama.block_count": "two"}, CheckpointError, "block_count"),
+        ({"llama.block_count": 2**31}, CheckpointError, "tensors of 2 blocks"),
+        ({"llama.block_count": 0}, CheckpointError, "block_count of 0"),
+        ({"llama.rope.freq_base": 1.0}, CheckpointError, "base 1.0"),
+        ({"llama.rope.freq_base": -5.0}, CheckpointError, "base -5.0"),
+        (YARN | {"llama.rope.scaling.yarn_beta_fast": 0.0}, CheckpointError, "above 0"),
+        (YARN | {"llama.rope.scaling.attn_factor": -1.0}, CheckpointError, "above 0"),
         ({"llama.rope.dimension_count": 64}, CheckpointError, "rope"),
     ],
 )

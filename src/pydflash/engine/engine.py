@@ -33,14 +33,16 @@ class Engine:
         prefill_chunk: int,
         max_exact_rows: int,
         eog: frozenset[int],
+        vocab_size: int | None = None,
         proposer: Proposer | None = None,
     ) -> None:
+        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it."""
         self.model = model
         self.states = states
         self.max_ctx = max_ctx
         self.eog = eog
         self.proposer = proposer or PlainProposer()
-        self.sampler = Sampler(model.vocab_size)
+        self.sampler = Sampler(vocab_size or model.vocab_size)
         self.scheduler = Scheduler(
             max_running=max_running,
             prefill_chunk=prefill_chunk,
@@ -200,7 +202,7 @@ class Engine:
                 sequence.finish = "error"
             if sequence.finish is not None:
                 self._end(sequence)
-            results.append(StepResult(sequence=sequence, draws=tuple(walk.draws), error=walk.error))
+            results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))
         return results
 
     def _end(self, sequence: Sequence) -> None:

@@ -83,12 +83,31 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step gave one sequence: new tokens with their draws, and whether it ended."""
+    """What one step gave one sequence: new tokens with their draws, and whether it ended then.
+
+    `finish` and `stop_token` are as they were after that step: the sequence itself moves on while a slow
+    reader still has this result before it.
+    """
 
     sequence: Sequence
     draws: tuple[Draw, ...] = ()
     error: EngineError | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+
+    @classmethod
+    def of(
+        cls, sequence: Sequence, draws: tuple[Draw, ...] = (), error: EngineError | None = None
+    ) -> "StepResult":
+        """The result of the step that just changed `sequence`."""
+        return cls(
+            sequence=sequence,
+            draws=draws,
+            error=error,
+            finish=sequence.finish,
+            stop_token=sequence.stop_token,
+        )
 
     @property
     def finished(self) -> bool:
-        return self.sequence.finish is not None
+        return self.finish is not None

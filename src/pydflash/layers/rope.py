@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pydflash.errors import CheckpointError
 from pydflash.kernels.ops import Rope
 
 Tensor = torch.Tensor
@@ -33,6 +34,19 @@ class RopeSpec:
     ext_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        numbers = (self.factor, self.attn_factor, self.beta_fast, self.beta_slow)
+        if not (self.dims > 0 and self.dims % 2 == 0 and 1 < self.base < math.inf):
+            raise CheckpointError(
+                f"rope over {self.dims} dimensions with base {self.base} cannot be; "
+                "download or convert the file again"
+            )
+        if not all(0 < number < math.inf for number in numbers):
+            raise CheckpointError(
+                f"rope scaling numbers must be above 0, the file has {numbers}; "
+                "download or convert it again"
+            )
 
 
 def rope_table(

@@ -171,3 +171,15 @@ def _member(stack: QuantTensor, index: int) -> QuantTensor:
         format=stack.format,
         shape=stack.shape[1:],
     )
+
+
+def block_count(checkpoint: Checkpoint) -> int:
+    """`{arch}.block_count`, which the file's tensors must bear out (a forged one would exhaust memory)."""
+    stated = checkpoint.meta.int("{arch}.block_count")
+    present = {name.split(".")[1] for name in checkpoint.tensors if name.startswith("blk.")}
+    if not 0 < stated <= len(present):
+        raise CheckpointError(
+            f"{checkpoint.path.name} states a block_count of {stated} and has tensors of "
+            f"{len(present)} blocks; download or convert the file again"
+        )
+    return stated

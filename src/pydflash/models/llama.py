@@ -10,7 +10,7 @@ from pydflash.errors import CheckpointError, UnsupportedError
 from pydflash.kernels.ops import AttnArgs, AttnLayer, PagedKV, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder
+from pydflash.models.bind import Binder, block_count
 from pydflash.models.ffn import MoeConfig, feed_forward
 from pydflash.state.base import PagedKVSpec, StateSpec
 
@@ -63,7 +63,7 @@ class Config:
             raise CheckpointError(f"{heads} attention heads do not divide over {kv_heads} kv heads")
         config = cls(
             arch=meta.arch,
-            layers=meta.int("{arch}.block_count"),
+            layers=block_count(checkpoint),
             hidden=hidden,
             ffn=1 if experts else meta.int("{arch}.feed_forward_length"),
             heads=heads,

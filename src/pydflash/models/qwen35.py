@@ -14,7 +14,7 @@ from pydflash.errors import CheckpointError, UnsupportedError
 from pydflash.kernels.ops import AttnArgs, AttnLayer, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder
+from pydflash.models.bind import Binder, block_count
 from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward
 from pydflash.models.llama import vocab_rows
 from pydflash.state.base import PagedKVSpec, RecurrentSpec, StateSpec
@@ -261,7 +261,7 @@ def _block_of(name: str) -> int:
 
 def _layers(checkpoint: Checkpoint) -> int:
     """Blocks that are layers: those counted, less those at the end that predict further tokens."""
-    count = checkpoint.meta.int("{arch}.block_count")
+    count = block_count(checkpoint)
     extra = {_block_of(name) for name in checkpoint.tensors if ".nextn." in name}
     while count and count - 1 in extra:
         count -= 1

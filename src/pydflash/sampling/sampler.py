@@ -58,12 +58,16 @@ class Sampler:
         check_bias(params.logit_bias, self.vocab_size)
 
     def sample(self, logits: torch.Tensor, asks: Sequence[Ask]) -> list[Draw | EngineError]:
-        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead."""
+        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead.
+
+        Columns beyond the vocabulary are a model's padding and are never drawn.
+        """
         rows: F32 = logits.detach().to("cpu", torch.float32).numpy()
-        if rows.shape != (len(asks), self.vocab_size):
+        if len(rows) != len(asks) or rows.shape[1] < self.vocab_size:
             raise EngineError(
                 f"logits {list(rows.shape)} do not fit {len(asks)} rows of {self.vocab_size} tokens"
             )
+        rows = rows[:, : self.vocab_size]
         return [self._row(row, ask) for row, ask in zip(rows, asks, strict=True)]
 
     def _row(self, raw: F32, ask: Ask) -> Draw | EngineError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator
 
-from pydflash.engine.request import Sequence, StepResult
+from pydflash.engine.request import StepResult
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
 from pydflash.service.events import Event, Finished, TextDelta, Timings, TokenLogprob, Usage
@@ -13,7 +13,7 @@ from pydflash.text.tokenizer import Tokenizer
 
 
 class Answer(Iterator[Event]):
-    """TextDelta while there is text, then one Finished; closing it early aborts the request.
+    """TextDelta while there is text, then one Finished. Closed or dropped early, it aborts the request.
 
     Raises EngineError if the engine fails.
     """
@@ -21,10 +21,8 @@ class Answer(Iterator[Event]):
     def __init__(self, worker: Worker, ticket: Ticket, tokenizer: Tokenizer) -> None:
         self._worker = worker
         self._ticket = ticket
-        self._decoder = Detokenizer(tokenizer, skip_special=True, continuing=True)
-        self._stops = StopMatcher(ticket.request.params.stop)
-        self._tokens: list[int] = []
-        self._events = self._run()
+        # NOTE: the generator must not know `self`: a cycle would keep a dropped answer running.
+        self._events = _Reader(worker, ticket, tokenizer).events()
 
     def __next__(self) -> Event:
         return next(self._events)
@@ -34,7 +32,21 @@ class Answer(Iterator[Event]):
         self._events.close()
         self._worker.abort(self._ticket)
 
-    def _run(self) -> Generator[Event, None, None]:
+    def __del__(self) -> None:
+        self._worker.abort(self._ticket)
+
+
+class _Reader:
+    """Reads a ticket's results and turns them into events."""
+
+    def __init__(self, worker: Worker, ticket: Ticket, tokenizer: Tokenizer) -> None:
+        self._worker = worker
+        self._ticket = ticket
+        self._decoder = Detokenizer(tokenizer, skip_special=True, continuing=True)
+        self._stops = StopMatcher(ticket.request.params.stop)
+        self._tokens: list[int] = []
+
+    def events(self) -> Generator[Event, None, None]:
         while True:
             result = self._next()
             if result.error is not None:
@@ -45,7 +57,7 @@ class Answer(Iterator[Event]):
                 while not result.finished:
                     result = self._next()
             if result.finished:
-                yield self._finished(result.sequence, stop)
+                yield self._finished(result, stop)
                 return
 
     def _next(self) -> StepResult:
@@ -58,7 +70,7 @@ class Answer(Iterator[Event]):
         """Yield what a step adds; return the stop string that ended it, if one did."""
         hit: str | None = None
         for draw in result.draws:
-            if draw.token == result.sequence.stop_token:
+            if draw.token == result.stop_token:
                 break
             self._tokens.append(draw.token)
             emit, hit = self._stops.push(self._decoder.push(draw.token))
@@ -73,12 +85,13 @@ class Answer(Iterator[Event]):
                 yield TextDelta(text=emit + rest)
         return hit
 
-    def _finished(self, sequence: Sequence, stop: str | None) -> Finished:
+    def _finished(self, result: StepResult, stop: str | None) -> Finished:
+        sequence = result.sequence
         clock, n = sequence.clock, len(self._tokens)
         prefill_s = max(clock.first_token - clock.started, 0.0)
         decode_s = max(clock.finished - clock.first_token, 0.0)
         fresh = sequence.num_prompt - sequence.cached
-        reason = "stop" if stop is not None else sequence.finish
+        reason = "stop" if stop is not None else result.finish
         assert reason is not None
         assert reason != "error"
         return Finished(
@@ -97,7 +110,7 @@ class Answer(Iterator[Event]):
                 first_token_s=max(clock.first_token - clock.added, 0.0),
             ),
             seed=sequence.request.seed,
-            stop=stop if stop is not None else sequence.stop_token,
+            stop=stop if stop is not None else result.stop_token,
             tokens=tuple(self._tokens),
         )
 

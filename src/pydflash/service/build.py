@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
-from pydflash.config import EngineConfig
+from pydflash.config import EngineConfig, KvFormat
 from pydflash.device import available_memory_bytes, default_threads
 from pydflash.engine.engine import Engine
 from pydflash.engine.memory import MemoryPlan, plan_memory
 from pydflash.engine.states import States, layer_states
-from pydflash.errors import ConfigError
+from pydflash.errors import CheckpointError, ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.load import describe
@@ -68,12 +69,12 @@ def load(
     threads = config.runtime.threads or default_threads()
     torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
+    described = describe(checkpoint)
     # Before the weights, so that what building it needs for a moment is not on top of them.
     tokenizer, template = build_language(checkpoint)
     _trim()
     device = torch.device("cpu")
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
-    described = describe(checkpoint)
     plan = plan_memory(
         weights=sum(info.nbytes for info in checkpoint.tensors.values()),
         specs=described.config.state_specs(),
@@ -97,6 +98,7 @@ def load(
     if not ops.borrows:
         checkpoint.release()
     _trim()
+    _check_vocabulary(tokenizer, model.vocab_size, path)
     engine = Engine(
         model,
         States(PagePool(plan.pages), kv, recurrent, layer_states(specs, kv, recurrent)),
@@ -105,6 +107,7 @@ def load(
         prefill_chunk=config.step.prefill_chunk,
         max_exact_rows=config.step.max_exact_rows,
         eog=tokenizer.eog,
+        vocab_size=tokenizer.vocab_size,
         proposer=proposer,
     )
     return Loaded(
@@ -140,6 +143,15 @@ def _trim() -> None:
         trim(0)
 
 
+def _check_vocabulary(tokenizer: Tokenizer, rows: int, path: Path) -> None:
+    """The output may be padded beyond the tokenizer, never shorter."""
+    if tokenizer.vocab_size > rows:
+        raise CheckpointError(
+            f"{path.name} has a vocabulary of {tokenizer.vocab_size} tokens and logits for {rows}; "
+            "the file is inconsistent: download or convert it again"
+        )
+
+
 def _check(config: EngineConfig) -> None:
     if config.runtime.target_device not in ("auto", "cpu"):
         raise ConfigError(
@@ -148,7 +160,10 @@ def _check(config: EngineConfig) -> None:
     chunk = config.step.prefill_chunk
     if chunk < PAGE_SIZE or chunk % PAGE_SIZE:
         raise ConfigError(f"--prefill-chunk {chunk} must be a multiple of {PAGE_SIZE}")
-    if config.state.max_concurrency < 1:
-        raise ConfigError("--max-concurrency must be 1 or more")
+    if config.state.max_concurrency < 1 or config.step.max_exact_rows < 1:
+        raise ConfigError("--max-concurrency and --max-exact-rows must be 1 or more")
+    for form in (config.state.cache_type_k, config.state.cache_type_v):
+        if form not in get_args(KvFormat):
+            raise ConfigError(f"{form!r} is no cache type; choose {', '.join(get_args(KvFormat))}")
     if config.runtime.threads < 0 or config.state.max_ctx < 0 or config.state.kv_pages < 0:
         raise ConfigError("--threads, --max-ctx and --kv-pages must be 0 (automatic) or more")

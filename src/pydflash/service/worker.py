@@ -3,6 +3,7 @@
 A reader that falls behind or goes away never holds the engine; a crash reaches every open request.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +44,7 @@ class Worker:
         ticket = Ticket(request)
         with self._lock:
             if self._dead is not None:
-                raise EngineError(f"the engine has stopped: {self._dead}")
+                raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
             self._open[request.id] = ticket
         self._inbox.put(lambda: self._add(request))
         return ticket
@@ -65,7 +68,10 @@ class Worker:
                 pass
             self._fail(EngineError("the engine was closed"))
         except BaseException as error:
-            self._fail(EngineError(f"the engine failed: {error!r}"))
+            log.exception("the engine failed")
+            failure = EngineError(f"the engine failed: {error!r}")
+            failure.__cause__ = error
+            self._fail(failure)
 
     def _serve(self) -> bool:
         """Take messages, then a step. False when asked to close."""
@@ -84,7 +90,7 @@ class Worker:
     def _abort(self, ticket: Ticket) -> None:
         sequence = self._engine.abort(ticket.request.id)
         if sequence is not None:
-            self._deliver(StepResult(sequence=sequence))
+            self._deliver(StepResult.of(sequence))
 
     def _deliver(self, result: StepResult) -> None:
         ticket = self._open[result.sequence.request.id]
