@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from pydflash.errors import ConfigError, UnsupportedError
+from pydflash.errors import ConfigError
 from pydflash.kernels.cpu import library as cpu_library
 from pydflash.kernels.cpu.attention import Attention, copy_slots
-from pydflash.kernels.cpu.weights import FORMATS, Packed, pack, packed_of
+from pydflash.kernels.cpu.delta import Delta
+from pydflash.kernels.cpu.moe import Moe
+from pydflash.kernels.cpu.weights import FORMATS, act_number, pack, packed_of
 from pydflash.kernels.ops import OpTable, Span, Weight
 from pydflash.quant.tensor import QuantTensor
 
@@ -21,7 +23,6 @@ Tensor = torch.Tensor
 Spans = tuple[Span, ...]
 
 _PLAIN = -1
-_ACTS = {"silu": 0, "gelu": 1}
 
 
 def build_ops(device: torch.device, threads: int) -> OpTable:
@@ -36,6 +37,7 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
             "the CPU kernels could not be built; install a C++ compiler or run with --ops ref"
         )
     products = Products(library, threads)
+    delta = Delta(library, threads)
     return OpTable(
         name="cpu",
         device=device,
@@ -49,6 +51,10 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         attention=Attention(library, threads),
         copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
         formats=frozenset(FORMATS),
+        delta=delta.delta,
+        delta_commit=delta.commit,
+        moe=Moe(library, threads),
+        scales=True,
     )
 
 
@@ -98,12 +104,8 @@ class Products:
     def norm_gated(
         self, x: Tensor, norm: Tensor, eps: float, weight: Weight, act: str, spans: Spans
     ) -> Tensor:
-        kind = _ACTS.get(act)
-        if kind is None:
-            raise UnsupportedError(
-                f"activation {act!r}; the CPU kernels know {', '.join(_ACTS)}: run with --ops ref"
-            )
-        packed: Packed = weight.packed  # type: ignore[assignment]
+        kind = act_number(act)
+        packed = packed_of(weight)
         half = weight.rows // 2
         out = torch.empty((x.shape[0], half))
         if packed.halves_apart:
@@ -125,7 +127,7 @@ class Products:
         eps: float,
         act: int,
     ) -> None:
-        packed: Packed = weight.packed  # type: ignore[assignment]
+        packed = packed_of(weight)
         if x.shape[-1] != weight.cols or not x.is_contiguous():
             if x.shape[-1] != weight.cols:
                 raise ValueError(f"product of {list(x.shape)} with [{weight.rows}, {weight.cols}]")
