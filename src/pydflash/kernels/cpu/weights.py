@@ -68,7 +68,6 @@ class Packed:
         self.address = ctypes.addressof(self.record)
         self.halves_apart = _halves_apart([part.num_rows for part in parts])
 
-
     def set_scale(self, scale: torch.Tensor | None) -> None:
         """Multiply every product by `scale` f32 [N] from now on."""
         self.scale = scale
