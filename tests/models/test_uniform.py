@@ -261,7 +261,8 @@ def test_memory_plan_matches_what_is_held(make: Make) -> None:
         assert d.recurrent.nbytes == sum(
             t.nbytes for layer in d.recurrent.layers for t in (layer.conv, layer.state)
         )
-    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights
+    padding = 8192  # matrices of a few rows in panels of sixteen
+    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights + padding
 
 
 def _one_row():

@@ -205,7 +205,7 @@ def test_a_step_that_was_not_committed_is_noticed(path: Path, ops: str) -> None:
     d.prefill(state, PROMPT)
 
 
-def test_wide_trees_of_two_sequences_in_one_step(path: Path, plain: Plain) -> None:
+def test_wide_trees_of_two_sequences_in_one_step(path: Path, ops: str, plain: Plain) -> None:
     bench = Bench(path, ops)
     bench.new()
     bench.new()
