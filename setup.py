@@ -3,7 +3,6 @@
 Everything else about the package is in pyproject.toml.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -11,7 +10,9 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
-ROOT = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+from pydflash.kernels.cpu.compile import BuildError, build
 
 
 class BuildWithKernels(build_py):
@@ -23,26 +24,16 @@ class BuildWithKernels(build_py):
             return  # a checkout builds on first use, so that edited sources are never stale
         target = Path(self.build_lib) / "pydflash" / "kernels" / "cpu"
         try:
-            _compile()(target)
-        except Exception as error:
+            build(target, everything=True)
+        except BuildError as error:
             self.warn(f"CPU kernels not compiled ({error}); they will be on first use")
 
 
-class MaybeBinary(Distribution):
-    """The wheel belongs to this platform if it carries a library."""
+class PlatformWheel(Distribution):
+    """The wheel carries machine code, so it belongs to this platform."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
-def _compile():
-    """`build` of kernels/cpu/compile.py, which imports nothing but the standard library."""
-    path = ROOT / "src" / "pydflash" / "kernels" / "cpu" / "compile.py"
-    spec = importlib.util.spec_from_file_location("pydflash_cpu_compile", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.build
-
-
-setup(cmdclass={"build_py": BuildWithKernels}, distclass=MaybeBinary)
+setup(cmdclass={"build_py": BuildWithKernels}, distclass=PlatformWheel)

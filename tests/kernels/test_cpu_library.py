@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pydflash.errors import ConfigError
-from pydflash.kernels.cpu import library
+from pydflash.kernels.cpu import compile, library
 
 
 @pytest.fixture(autouse=True)
@@ -29,18 +29,18 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_build_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compile line, on units small enough for a test: named after the sources, nothing left over."""
-    monkeypatch.setattr(library, "units", lambda **_: (("copy.cpp", ("-O0",)),))
-    path = library.build(tmp_path / "new")
-    assert path.name == library.file_name()
+    monkeypatch.setattr(compile, "units", lambda **_: (("copy.cpp", ("-O0",)),))
+    path = compile.build(tmp_path / "new")
+    assert path.name == compile.file_name()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_file_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.cpp").write_text("int a;")
-    monkeypatch.setattr(library, "SOURCES", tmp_path)
-    before = library.file_name()
+    monkeypatch.setattr(compile, "SOURCES", tmp_path)
+    before = compile.file_name()
     (tmp_path / "a.cpp").write_text("int b;")
-    assert library.file_name() != before
+    assert compile.file_name() != before
 
 
 def test_find_prefers_nothing_stale(nowhere: Path) -> None:
@@ -48,12 +48,12 @@ def test_find_prefers_nothing_stale(nowhere: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "pydflash_cpu-0123456789abcdef.so").write_bytes(b"old")
     assert library.find() is None
-    (folder / library.file_name()).write_bytes(b"new")
-    assert library.find() == folder / library.file_name()
+    (folder / compile.file_name()).write_bytes(b"new")
+    assert library.find() == folder / compile.file_name()
 
 
 def test_load_without_a_compiler_warns_once(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compile.shutil, "which", lambda name: None)
     with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler found") as seen:
         assert library.load() is None
     assert len(seen) == 1

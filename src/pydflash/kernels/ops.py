@@ -229,6 +229,28 @@ MIN_WEIGHT_SUM = 2.0**-14
 """Sums of chosen probabilities are at least this before they divide."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttnLayer:
+    """The attention half of a layer: norm, merged q|k|v, attention, output, residual."""
+
+    norm: Tensor  # f32 [E]
+    eps: float
+    qkv: Weight
+    args: AttnArgs
+    output: Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseLayer:
+    """The dense feed-forward half of a layer: norm, merged gate|up, activation, down, residual."""
+
+    norm: Tensor  # f32 [E]
+    eps: float
+    gate_up: Weight
+    down: Weight
+    act: str
+
+
 class Prepare(Protocol):
     def __call__(self, parts: Sequence[QuantTensor], bias: Tensor | None = None) -> Weight:
         """Merge tensors along rows and put them in the backend's layout. The caller may drop the
@@ -262,6 +284,9 @@ class OpTable:
     attention(qkv [T, (H + 2G) * D], kv, args, batch) -> [T, H * D]: q/k norm, rope, store of this
         step's K and V, then attention over the pages. Keys are read back after the store.
         With args.gated, qkv is [T, (2H + 2G) * D] and each head's result is times sigmoid of its gate.
+    attention_layer(x [T, E], layer, kv, batch) -> [T, E]: x + linear(attention(norm_linear(x))); may
+        overwrite and return x
+    dense_layer(x [T, E], layer, spans) -> [T, E]: linear_add(norm_gated(x), x); may overwrite and return x
     copy_slots(kv, src int32 [n], dst int32 [n]): move stored positions (compaction, copy on write)
     delta(mixed [T, C + Hv * Dv + 2 Hv], recurrent, args, batch) -> [T, Hv * Dv]: Gated DeltaNet between
         its projections. `mixed` is [q k v | z | alpha | beta] of each token. Convolution through the
@@ -284,6 +309,8 @@ class OpTable:
     norm_linear: Callable[[Tensor, Tensor, float, Weight, tuple[Span, ...]], Tensor]
     norm_gated: Callable[[Tensor, Tensor, float, Weight, str, tuple[Span, ...]], Tensor]
     attention: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], Tensor]
+    attention_layer: Callable[[Tensor, AttnLayer, PagedKV, StepBatch], Tensor]
+    dense_layer: Callable[[Tensor, DenseLayer, tuple[Span, ...]], Tensor]
     copy_slots: Callable[[PagedKV, Tensor, Tensor], None]
     formats: frozenset[str]  # weight formats this table multiplies by
     delta: Callable[[Tensor, Recurrent, DeltaArgs, StepBatch], Tensor] = Missing("delta")

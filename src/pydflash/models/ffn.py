@@ -10,7 +10,7 @@ import torch
 
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
-from pydflash.kernels.ops import Expert, MoeArgs, Span
+from pydflash.kernels.ops import DenseLayer, Expert, MoeArgs, Span
 from pydflash.models.bind import Binder
 
 Tensor = torch.Tensor
@@ -69,16 +69,18 @@ class Dense:
         self, bind: Binder, at: str, norm: str, *, hidden: int, ffn: int, eps: float
     ) -> None:
         self.ops = bind.ops
-        self.eps = eps
-        self.norm = bind.vector(f"{at}{norm}.weight", hidden)
-        self.gate_up = bind.weight(
-            {at + "ffn_gate.weight": ffn, at + "ffn_up.weight": ffn}, hidden, bias=True
+        self.layer = DenseLayer(
+            norm=bind.vector(f"{at}{norm}.weight", hidden),
+            eps=eps,
+            gate_up=bind.weight(
+                {at + "ffn_gate.weight": ffn, at + "ffn_up.weight": ffn}, hidden, bias=True
+            ),
+            down=bind.weight({at + "ffn_down.weight": hidden}, ffn, bias=True),
+            act="silu",
         )
-        self.down = bind.weight({at + "ffn_down.weight": hidden}, ffn, bias=True)
 
     def forward(self, x: Tensor, spans: tuple[Span, ...]) -> Tensor:
-        gated = self.ops.norm_gated(x, self.norm, self.eps, self.gate_up, "silu", spans)
-        return self.ops.linear_add(gated, self.down, x, spans)
+        return self.ops.dense_layer(x, self.layer, spans)
 
 
 class Mixture:

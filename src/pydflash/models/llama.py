@@ -7,7 +7,7 @@ import torch
 from pydflash.checkpoint.files import Checkpoint
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
-from pydflash.kernels.ops import AttnArgs, PagedKV, StepBatch
+from pydflash.kernels.ops import AttnArgs, AttnLayer, PagedKV, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.base import Block, Decoder
 from pydflash.models.bind import Binder
@@ -90,31 +90,30 @@ class Config:
 
 
 class AttentionBlock:
-    """norm, attention, residual; norm, gated feed-forward, residual: five op calls."""
+    """norm, attention, residual; norm, feed-forward, residual: two op calls."""
 
     def __init__(self, bind: Binder, config: Config, layer: int, args: AttnArgs) -> None:
         c, at = config, f"blk.{layer}."
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.ops = bind.ops
-        self.eps = c.eps
-        self.args = args
-        self.attn_norm = bind.vector(at + "attn_norm.weight", c.hidden)
-        self.attn_qkv = bind.weight(
-            {at + "attn_q.weight": q, at + "attn_k.weight": kv, at + "attn_v.weight": kv},
-            c.hidden,
-            bias=True,
+        self.attention = AttnLayer(
+            norm=bind.vector(at + "attn_norm.weight", c.hidden),
+            eps=c.eps,
+            qkv=bind.weight(
+                {at + "attn_q.weight": q, at + "attn_k.weight": kv, at + "attn_v.weight": kv},
+                c.hidden,
+                bias=True,
+            ),
+            args=args,
+            output=bind.weight({at + "attn_output.weight": c.hidden}, q, bias=True),
         )
-        self.attn_output = bind.weight({at + "attn_output.weight": c.hidden}, q, bias=True)
         self.ffn = feed_forward(
             bind, at, "ffn_norm", hidden=c.hidden, ffn=c.ffn, eps=c.eps, moe=c.moe
         )
 
     def forward(self, x: Tensor, state: PagedKV, batch: StepBatch) -> Tensor:
-        ops, spans = self.ops, batch.spans
-        qkv = ops.norm_linear(x, self.attn_norm, self.eps, self.attn_qkv, spans)
-        attended = ops.attention(qkv, state, self.args, batch)  # [T, H * D]
-        x = ops.linear_add(attended, self.attn_output, x, spans)
-        return self.ffn.forward(x, spans)
+        x = self.ops.attention_layer(x, self.attention, state, batch)
+        return self.ffn.forward(x, batch.spans)
 
 
 def describe(checkpoint: Checkpoint) -> Config:

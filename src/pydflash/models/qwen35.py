@@ -11,7 +11,7 @@ import torch
 from pydflash.checkpoint.files import Checkpoint
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
-from pydflash.kernels.ops import AttnArgs, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
+from pydflash.kernels.ops import AttnArgs, AttnLayer, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.base import Block, Decoder
 from pydflash.models.bind import Binder
@@ -142,32 +142,32 @@ class AttentionBlock:
         c, at = config, f"blk.{layer}."
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.ops = bind.ops
-        self.eps = c.eps
-        self.attn_norm = bind.vector(at + "attn_norm.weight", c.hidden)
-        # attn_q packs [q | gate] of each head.
-        self.attn_qkv = bind.weight(
-            {at + "attn_q.weight": 2 * q, at + "attn_k.weight": kv, at + "attn_v.weight": kv},
-            c.hidden,
-        )
-        self.args = AttnArgs(
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            scale=c.head_dim**-0.5,
-            rope=rope,
-            q_norm=bind.vector(at + "attn_q_norm.weight", c.head_dim),
-            k_norm=bind.vector(at + "attn_k_norm.weight", c.head_dim),
+        self.attention = AttnLayer(
+            norm=bind.vector(at + "attn_norm.weight", c.hidden),
             eps=c.eps,
-            gated=True,
+            # attn_q packs [q | gate] of each head.
+            qkv=bind.weight(
+                {at + "attn_q.weight": 2 * q, at + "attn_k.weight": kv, at + "attn_v.weight": kv},
+                c.hidden,
+            ),
+            args=AttnArgs(
+                heads=c.heads,
+                kv_heads=c.kv_heads,
+                head_dim=c.head_dim,
+                scale=c.head_dim**-0.5,
+                rope=rope,
+                q_norm=bind.vector(at + "attn_q_norm.weight", c.head_dim),
+                k_norm=bind.vector(at + "attn_k_norm.weight", c.head_dim),
+                eps=c.eps,
+                gated=True,
+            ),
+            output=bind.weight({at + "attn_output.weight": c.hidden}, q),
         )
-        self.attn_output = bind.weight({at + "attn_output.weight": c.hidden}, q)
         self.ffn = _feed_forward(bind, c, at)
 
     def forward(self, x: Tensor, state: PagedKV, batch: StepBatch) -> Tensor:
-        ops, spans = self.ops, batch.spans
-        qkv = ops.norm_linear(x, self.attn_norm, self.eps, self.attn_qkv, spans)
-        attended = ops.attention(qkv, state, self.args, batch)  # [T, H * D]
-        return self.ffn.forward(ops.linear_add(attended, self.attn_output, x, spans), spans)
+        x = self.ops.attention_layer(x, self.attention, state, batch)
+        return self.ffn.forward(x, batch.spans)
 
 
 class DeltaBlock:

@@ -31,25 +31,27 @@ class Attention:
         self._pages: dict[int, _Pages] = {}
 
     def __call__(self, qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Tensor:
-        layer = self._layers.get(id(args)) or self._add_layer(args)
+        pages, step = self.addresses(kv, args, batch)
+        if not qkv.is_contiguous():
+            qkv = qkv.contiguous()
+        out = torch.empty((qkv.shape[0], args.heads * args.head_dim))
+        layer = self.layer_address(args)
+        self._call(layer, pages, step, qkv.data_ptr(), out.data_ptr(), self._threads)
+        return out
+
+    def layer_address(self, args: AttnArgs) -> int:
+        """Where the C record of a layer's arguments lies."""
+        return (self._layers.get(id(args)) or self._add_layer(args))[1]
+
+    def addresses(self, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> tuple[int, int]:
+        """Where the C records of these pages and of this batch lie, until other ones are asked for."""
         pages = self._pages.get(id(kv))
         if pages is None or pages.k() is not kv.k or pages.v() is not kv.v:
             pages = self._add_pages(kv, args)
         if batch is not self._batch:
             self._batch_record = _batch_record(batch)
             self._batch = batch
-        if not qkv.is_contiguous():
-            qkv = qkv.contiguous()
-        out = torch.empty((qkv.shape[0], args.heads * args.head_dim))
-        self._call(
-            layer[1],
-            pages.address,
-            self._batch_record[0],
-            qkv.data_ptr(),
-            out.data_ptr(),
-            self._threads,
-        )
-        return out
+        return pages.address, self._batch_record[0]
 
     def _add_layer(self, args: AttnArgs) -> tuple[AttnArgs, int, AttnRecord]:
         record = _attn_record(args)

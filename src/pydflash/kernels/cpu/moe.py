@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from pydflash.kernels.cpu.products import act_number
 from pydflash.kernels.cpu.records import MoeRecord
-from pydflash.kernels.cpu.weights import act_number, packed_of
+from pydflash.kernels.cpu.weights import packed_of
 from pydflash.kernels.ops import MoeArgs, Span, Weight
 
 Tensor = torch.Tensor

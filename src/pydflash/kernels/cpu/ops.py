@@ -5,24 +5,17 @@ weights alone, for any number of rows, any number of threads and any instruction
 the op contract asks (row invariance of exact rows), so `spans` is not looked at.
 """
 
-import ctypes
-from collections.abc import Sequence
-
 import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.cpu import library as cpu_library
 from pydflash.kernels.cpu.attention import Attention, copy_slots
 from pydflash.kernels.cpu.delta import Delta
+from pydflash.kernels.cpu.layers import Layers
 from pydflash.kernels.cpu.moe import Moe
-from pydflash.kernels.cpu.weights import FORMATS, act_number, pack, packed_of
-from pydflash.kernels.ops import OpTable, Span, Weight
-from pydflash.quant.tensor import QuantTensor
-
-Tensor = torch.Tensor
-Spans = tuple[Span, ...]
-
-_PLAIN = -1
+from pydflash.kernels.cpu.products import Products
+from pydflash.kernels.cpu.weights import FORMATS
+from pydflash.kernels.ops import OpTable
 
 
 def build_ops(device: torch.device, threads: int) -> OpTable:
@@ -37,6 +30,8 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
             "the CPU kernels could not be built; install a C++ compiler or run with --ops ref"
         )
     products = Products(library, threads)
+    attention = Attention(library, threads)
+    layers = Layers(library, products, attention, threads)
     delta = Delta(library, threads)
     return OpTable(
         name="cpu",
@@ -48,7 +43,9 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         linear_add=products.linear_add,
         norm_linear=products.norm_linear,
         norm_gated=products.norm_gated,
-        attention=Attention(library, threads),
+        attention=attention,
+        attention_layer=layers.attention_layer,
+        dense_layer=layers.dense_layer,
         copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
         formats=frozenset(FORMATS),
         delta=delta.delta,
@@ -56,90 +53,3 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         moe=Moe(library, threads),
         scales=True,
     )
-
-
-class Products:
-    """The product ops: x f32 [T, K] contiguous; see `OpTable` for each one's shapes."""
-
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self._library = library
-        self._product = library.pf_product
-        self._threads = threads
-
-    def prepare(self, parts: Sequence[QuantTensor], bias: Tensor | None = None) -> Weight:
-        return pack(self._library, parts, bias, self._threads)
-
-    def embed(self, weight: Weight, tokens: Tensor) -> Tensor:
-        tokens = tokens.to(torch.int32).contiguous()
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < weight.rows:
-            raise ValueError(f"embed: token ids must lie in 0..{weight.rows - 1}")
-        out = torch.empty((tokens.shape[0], weight.cols))
-        self._library.pf_embed(
-            packed_of(weight).address,
-            tokens.data_ptr(),
-            tokens.shape[0],
-            out.data_ptr(),
-            self._threads,
-        )
-        return out
-
-    def linear(self, x: Tensor, weight: Weight, spans: Spans) -> Tensor:
-        out = torch.empty((x.shape[0], weight.rows))
-        self._run(x, weight, out, None, None, 0.0, _PLAIN)
-        return out
-
-    def linear_add(self, x: Tensor, weight: Weight, residual: Tensor, spans: Spans) -> Tensor:
-        if not residual.is_contiguous():
-            residual = residual.contiguous()
-        self._run(x, weight, residual, residual, None, 0.0, _PLAIN)
-        return residual
-
-    def norm_linear(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, spans: Spans
-    ) -> Tensor:
-        out = torch.empty((x.shape[0], weight.rows))
-        self._run(x, weight, out, None, norm, eps, _PLAIN)
-        return out
-
-    def norm_gated(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Weight, act: str, spans: Spans
-    ) -> Tensor:
-        kind = act_number(act)
-        packed = packed_of(weight)
-        half = weight.rows // 2
-        out = torch.empty((x.shape[0], half))
-        if packed.halves_apart:
-            self._run(x, weight, out, None, norm, eps, kind)
-        else:
-            both = self.norm_linear(x, norm, eps, weight, spans)
-            self._library.pf_gate(
-                both.data_ptr(), x.shape[0], half, out.data_ptr(), kind, self._threads
-            )
-        return out
-
-    def _run(
-        self,
-        x: Tensor,
-        weight: Weight,
-        out: Tensor,
-        residual: Tensor | None,
-        norm: Tensor | None,
-        eps: float,
-        act: int,
-    ) -> None:
-        packed = packed_of(weight)
-        if x.shape[-1] != weight.cols or not x.is_contiguous():
-            if x.shape[-1] != weight.cols:
-                raise ValueError(f"product of {list(x.shape)} with [{weight.rows}, {weight.cols}]")
-            x = x.contiguous()
-        self._product(
-            packed.address,
-            x.data_ptr(),
-            x.shape[0],
-            out.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            None if norm is None else norm.data_ptr(),
-            eps,
-            act,
-            self._threads,
-        )

@@ -65,6 +65,30 @@ class AttnRecord(ctypes.Structure):
     )
 
 
+class AttnLayerRecord(ctypes.Structure):
+    """The attention half of a layer."""
+
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("output", c_void_p),
+        ("norm", c_void_p),
+        ("args", c_void_p),
+        ("eps", c_float),
+    )
+
+
+class DenseLayerRecord(ctypes.Structure):
+    """The dense feed-forward half of a layer."""
+
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        ("act", c_int32),
+    )
+
+
 class BatchRecord(ctypes.Structure):
     """One step: pointers into the tensors of a StepBatch."""
 

@@ -32,8 +32,6 @@ FORMATS = (
 
 LANES = 16
 
-_ACTS = {"silu": 0, "gelu": 1}  # enum Act of src/layout.h
-
 
 class Packed:
     """A weight's panels and the C record over them. Holds every tensor the record points into."""
@@ -110,15 +108,6 @@ def pack(
         packed=packed,
         bias=bias,
     )
-
-
-def act_number(act: str) -> int:
-    """An activation's number in the C library."""
-    if act not in _ACTS:
-        raise UnsupportedError(
-            f"activation {act!r}; the CPU kernels know {', '.join(_ACTS)}: run with --ops ref"
-        )
-    return _ACTS[act]
 
 
 def packed_of(weight: Weight) -> Packed:

@@ -2,7 +2,16 @@
 
 import torch
 
-from pydflash.kernels.ops import MoeArgs, OpTable, Span, Weight
+from pydflash.kernels.ops import (
+    AttnLayer,
+    DenseLayer,
+    MoeArgs,
+    OpTable,
+    PagedKV,
+    Span,
+    StepBatch,
+    Weight,
+)
 from pydflash.kernels.ref import linear as lin
 from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.attention import attention, copy_slots
@@ -38,6 +47,14 @@ def build_ops(device: torch.device) -> OpTable:
         gate, up = norm_linear(x, norm, eps, w, spans).chunk(2, -1)
         return activate(gate, up, act)
 
+    def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
+        qkv = norm_linear(x, layer.norm, layer.eps, layer.qkv, batch.spans)
+        return linear_add(attention(qkv, kv, layer.args, batch), layer.output, x, batch.spans)
+
+    def dense_layer(x: Tensor, layer: DenseLayer, spans: tuple[Span, ...]) -> Tensor:
+        gated = norm_gated(x, layer.norm, layer.eps, layer.gate_up, layer.act, spans)
+        return linear_add(gated, layer.down, x, spans)
+
     def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
         return experts.moe(x, norm, eps, args, spans, product)
 
@@ -52,6 +69,8 @@ def build_ops(device: torch.device) -> OpTable:
         norm_linear=norm_linear,
         norm_gated=norm_gated,
         attention=attention,
+        attention_layer=attention_layer,
+        dense_layer=dense_layer,
         copy_slots=copy_slots,
         formats=frozenset(FORMATS) - {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"},
         delta=delta,

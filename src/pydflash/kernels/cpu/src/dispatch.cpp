@@ -117,6 +117,24 @@ void pf_moe(const PfMoe* args, const float* x, const float* norm, float eps, int
   active->moe(*args, x, norm, eps, tokens, out, threads);
 }
 
+// Whole halves of a layer in one call each: x [tokens, E] is read, and the result added to it.
+void pf_attention_layer(const PfAttnLayer* layer, const PfKV* kv, const PfBatch* batch, float* x, int32_t threads) {
+  const int64_t tokens = batch->tokens, wide = layer->qkv->rows, out = layer->output->cols;
+  if (tokens <= 0) return;
+  float* qkv = scratch(S_LAYER, static_cast<size_t>(tokens * (wide + out)));
+  float* attended = qkv + tokens * wide;
+  active->product({layer->qkv, x, layer->norm, nullptr, qkv, tokens, layer->eps, ACT_NONE, threads});
+  active->attention(*layer->args, *kv, *batch, qkv, attended, threads);
+  active->product({layer->output, attended, nullptr, x, x, tokens, 0.0f, ACT_NONE, threads});
+}
+
+void pf_dense_layer(const PfDenseLayer* layer, float* x, int64_t tokens, int32_t threads) {
+  if (tokens <= 0) return;
+  float* gated = scratch(S_LAYER, static_cast<size_t>(tokens * layer->down->cols));
+  active->product({layer->gate_up, x, layer->norm, nullptr, gated, tokens, layer->eps, layer->act, threads});
+  active->product({layer->down, gated, nullptr, x, x, tokens, 0.0f, ACT_NONE, threads});
+}
+
 void pf_copy(uint8_t* data, int64_t outer, int64_t inner, const int32_t* src, const int32_t* dst, int64_t count) {
   copy_positions(data, outer, inner, src, dst, count);
 }

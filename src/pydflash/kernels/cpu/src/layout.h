@@ -145,6 +145,20 @@ struct PfBatch {
   int32_t tokens, rows, pages_per_row, ancestor_cols;
 };
 
+struct PfAttnLayer {  // x += output(attention(qkv(rms_norm(x) * norm)))
+  const PfWeight *qkv, *output;
+  const float* norm;  // [qkv->cols]
+  const PfAttn* args;
+  float eps;
+};
+
+struct PfDenseLayer {  // x += down(act(gate) * up), gate and up of rms_norm(x) * norm
+  const PfWeight *gate_up, *down;
+  const float* norm;  // [gate_up->cols]
+  float eps;
+  int32_t act;
+};
+
 struct PfDelta {
   const float* taps;                // [W, C]: the convolution, the token's own tap last
   const float *a, *dt_bias, *norm;  // [Hv], [Hv], [Dv]
@@ -191,7 +205,7 @@ const Kernels* kernels_avx512();
 
 // A buffer of the calling thread that only grows; `which` names its use. 64-byte aligned.
 enum ScratchUse {
-  S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS,
+  S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS, S_LAYER,
   S_DELTA, S_DELTA_TILE, S_MOE, S_MOE_IDS, S_COUNT
 };
 float* scratch(ScratchUse which, size_t floats);
