@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MODEL  := smollm2-135m
 PROMPT ?= Explain in two sentences why the sky is blue.
+CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test test-slow check bench size clean model
@@ -34,13 +35,13 @@ bench: $(VENV)/base.stamp
 
 # Lines per package, the largest files, and the hard ceiling of 600 lines a file.
 size:
-	@find src/pydflash -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk ' \
+	@find src/pydflash $(CODE) | xargs wc -l | awk ' \
 	  $$2 != "total" { split($$2, p, "/"); n = (p[4] == "") ? "(top)" : p[3]; sum[n] += $$1; all += $$1 } \
 	  END { for (n in sum) printf "%7d %s\n", sum[n], n; printf "%7d in all\n", all }' | sort -rn
 	@echo "largest files:"
-	@find src/pydflash -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | sort -rn \
+	@find src/pydflash $(CODE) | xargs wc -l | sort -rn \
 	  | grep -v ' total$$' | head -8
-	@find src/pydflash tests -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk ' \
+	@find src/pydflash tests $(CODE) | xargs wc -l | awk ' \
 	  $$2 != "total" && $$1 > 600 { print $$2 " has " $$1 " lines, the ceiling is 600"; bad = 1 } \
 	  END { exit bad }'
 

@@ -1,28 +1,22 @@
-"""Logging: one logger tree under `pydflash`, quiet by default, the rank in front when there are several."""
+"""Logging: one logger tree under `pydflash`. A program that uses the package as a library configures it
+as it likes; the command line shows warnings and errors, one line each, on stderr."""
 
 import logging
-import os
 import sys
-from functools import cache
 
 _ROOT = "pydflash"
 
 
-def set_up(level: str = "WARNING") -> None:
-    """Send this package's log to stderr at `level`. Calling it again only changes the level."""
+class _Stderr(logging.Handler):
+    """Writes where stderr is at that moment, in the words of the command line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.levelname.lower()}: {self.format(record)}\n")
+
+
+def set_up() -> None:
+    """Show this package's warnings and errors on stderr. Calling it again changes nothing."""
     root = logging.getLogger(_ROOT)
-    root.setLevel(level.upper())
-    if root.handlers:
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    rank = os.environ.get("RANK")
-    prefix = f"[rank {rank}] " if rank is not None else ""
-    handler.setFormatter(logging.Formatter(f"{prefix}%(levelname)s %(name)s: %(message)s"))
-    root.addHandler(handler)
-    root.propagate = False
-
-
-@cache
-def warn_once(logger: logging.Logger, message: str) -> None:
-    """Log a warning the first time it is said in this process."""
-    logger.warning(message)
+    root.setLevel(logging.WARNING)
+    if not any(isinstance(handler, _Stderr) for handler in root.handlers):
+        root.addHandler(_Stderr())

@@ -44,7 +44,7 @@ def test_file_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_find_prefers_nothing_stale(nowhere: Path) -> None:
-    folder = nowhere / "pydflash" / "kernels"
+    folder = nowhere / "kernels"
     folder.mkdir(parents=True)
     (folder / "pydflash_cpu-0123456789abcdef.so").write_bytes(b"old")
     assert library.find() is None

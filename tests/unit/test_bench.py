@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,18 @@ def test_peer_tells_what_went_wrong(
         PeerProcess(tiny_llama, threads=1, ctx=64)
 
 
+def test_peer_that_does_not_leave_is_killed(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(WORKER.format(python=sys.executable) + "import time\ntime.sleep(600)\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(peer, "_EXIT_S", 0.1)
+    other = PeerProcess(tiny_llama, threads=1, ctx=64, python=str(script))
+    other.close()
+    assert other._process.returncode == -signal.SIGKILL
+
+
 def test_serve_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class FakePeer:
         vocab_size = 9
@@ -217,6 +230,25 @@ def test_bench_speed_command_saves_figures(tiny_llama: Path, tmp_path: Path) -> 
     told = json.loads(out.read_text())
     assert [s["name"] for s in told["speed"]] == ["prefill", "decode"]
     assert "process" not in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["step", "--depth", "0"],
+        ["step", "--rounds", "0"],
+        ["speed", "--depth", "0"],
+        ["speed", "--rounds", "-1"],
+        ["speed", "--prompt", "0"],
+        ["speed", "--answer", "0"],
+    ],
+    ids=" ".join,
+)
+def test_bench_refuses_nothing_to_measure(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert f"error: {words[1]} {words[2]} leaves nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rows", ["", "0", "1,x", "4,1000"])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
+import huggingface_hub.errors
 import pytest
 
 from pydflash import catalog
@@ -155,6 +156,14 @@ def test_pull_without_network(server: FakeHub, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CatalogError, match=r"no connection to http://127.0.0.1:9"):
         catalog.pull("hf:acme/tiny/tiny.gguf")
     assert not leftovers()
+
+
+def test_pull_names_the_server_that_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = entry.HubSource(repo="acme/tiny", file="tiny.gguf")
+    strange = huggingface_hub.errors.FileMetadataError("no size")
+    for endpoint, named in (("", "https://huggingface.co"), ("http://mirror", "http://mirror")):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        assert str(hub._explain(source, strange)).startswith(f"{named} does not answer like a")
 
 
 def test_pull_lists_a_repository_and_takes_the_only_file(server: FakeHub) -> None:

@@ -1,7 +1,7 @@
 """catalog.resolve, remove, installed, entries, and the cache's place."""
 
+import errno
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,26 +115,28 @@ def test_remove_keeps_to_the_cache(name: str) -> None:
     assert catalog.installed()
 
 
-def test_cache_dir_follows_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Path, "home", classmethod(lambda cls: tmp_path))
-    assert catalog.cache_dir() == tmp_path / "cache"
-    monkeypatch.delenv("PYDFLASH_CACHE")
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert catalog.cache_dir() == tmp_path / "xdg" / "pydflash"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert catalog.cache_dir() == tmp_path / ".cache" / "pydflash"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert catalog.cache_dir() == tmp_path / "Library" / "Caches" / "pydflash"
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert catalog.cache_dir() == tmp_path / "local" / "pydflash"
-
-
-def test_pull_without_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError(errno.EROFS, "Read-only file system"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+)
+def test_pull_into_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
-        raise PermissionError(13, "Permission denied", str(tmp_path))
+        raise error
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(CatalogError, match=r"cannot write to the model cache.*PYDFLASH_CACHE"):
+    with pytest.raises(CatalogError, match=r"the model cache .* cannot be used .*PYDFLASH_CACHE"):
+        catalog.pull("smollm2-135m")
+
+
+def test_pull_into_a_cache_that_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYDFLASH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CatalogError, match="cannot be used"):
         catalog.pull("smollm2-135m")

@@ -1,5 +1,6 @@
 """cli.main: verbs, exit codes, one-line errors, and that help never imports torch."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -112,6 +113,20 @@ def test_debug_shows_the_traceback(
     monkeypatch.setenv("PYDFLASH_DEBUG", "1")
     assert main(["models"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_warnings_are_one_line_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class App:
+        def __call__(self, *args: object, **kwargs: object) -> None:
+            logging.getLogger("pydflash.models.load").info("not worth a line")
+            logging.getLogger("pydflash.models.load").warning("m.gguf: keys %s", "a, b")
+
+    monkeypatch.setattr(front, "build_app", App)
+    for _ in range(2):
+        assert main(["models"]) == 0
+        assert capsys.readouterr() == ("", "warning: m.gguf: keys a, b\n")
 
 
 def test_closed_pipe_is_quiet(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """cli.options: records become options; file < environment < flags."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from pydflash.cli.options import build, configured, convert, gather, options_of
 from pydflash.cli.sampling import SamplingFlags
 from pydflash.config import EngineConfig, option
 from pydflash.errors import ConfigError
+from pydflash.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,30 @@ def test_sampling_flags_say_what_is_out_of_range() -> None:
     assert SamplingFlags(max_tokens=0).params().max_tokens is None
     with pytest.raises(ConfigError, match=r"top_p must be in \(0, 1\]"):
         SamplingFlags(top_p=0.0).params()
+
+
+def test_every_sampling_parameter_has_a_flag() -> None:
+    flags = {field.name for field in dataclasses.fields(SamplingFlags)}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} - flags == {"choice"}
+    assert SamplingFlags(max_tokens=0).params() == SamplingParams()
+
+
+def test_sampling_flags_read_biases() -> None:
+    params = SamplingFlags(logit_bias=("13=-5", "7=0.5")).params()
+    assert dict(params.logit_bias) == {13: -5.0, 7: 0.5}
+
+
+@pytest.mark.parametrize("text", ["13", "=1", "x=1", "1=x", "1=nan", "-1=2"])
+def test_sampling_flags_refuse_what_is_no_bias(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--logit-bias {text} is not ID=VALUE"):
+        SamplingFlags(logit_bias=(text,)).params()
+
+
+def test_convert_reads_the_members_of_a_list() -> None:
+    assert convert(tuple[int, ...], ["1", 2], "x") == (1, 2)
+    assert convert(tuple[int, ...], "3", "x") == (3,)
+    with pytest.raises(ConfigError, match="x: 'a' is not a whole number"):
+        convert(tuple[int, ...], ["a"], "x")
 
 
 def test_verbs_point_at_modules_that_exist() -> None:

@@ -126,9 +126,20 @@ def test_run_reads_stdin(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, words: l
     assert ("ask", [{"role": "user", "content": "from a pipe\n"}]) in llm.log
 
 
+def test_stdin_that_is_no_text_is_replaced(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["run", "m.gguf"], ["chat", "m.gguf"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(words) == 0
+    asked = [what for verb, what in llm.log if verb == "ask"]
+    assert asked == [[{"role": "user", "content": "caf\ufffd\n"}], "caf\ufffd"]
+
+
 def test_run_passes_sampling_and_engine_options(llm: FakeLLM) -> None:
     flags = "--max-tokens 9 --temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 3"
     flags += " --repeat-penalty 1.1 --frequency-penalty 0.2 --presence-penalty 0.3"
+    flags += " --rep-window -1 --penalize-prompt --logit-bias 3=-2 --logit-bias 4=1.5"
+    flags += " --min-tokens 2 --stop-token-ids 5 --stop-token-ids 6 --ignore-eos"
     flags += " --threads 2 --max-ctx 512 --cache-type-k q8_0 --cache-type-v f32 --ops ref"
     assert main(["run", "m.gguf", "Hi", "--stop", "\n", "--stop", "END", *flags.split()]) == 0
     assert llm.params == SamplingParams(
@@ -139,6 +150,12 @@ def test_run_passes_sampling_and_engine_options(llm: FakeLLM) -> None:
         min_p=0.1,
         seed=3,
         repetition_penalty=1.1,
+        rep_window=-1,
+        penalize_prompt=True,
+        logit_bias={3: -2.0, 4: 1.5},
+        min_tokens=2,
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
         frequency_penalty=0.2,
         presence_penalty=0.3,
         stop=("\n", "END"),

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydflash.errors import ConfigError, EngineError
 
+_EXIT_S = 30.0  # for a worker to leave by itself
+
 
 class PeerProcess:
     """A loaded peer in its own process. Use as a context manager; times come back in seconds."""
@@ -80,7 +82,11 @@ class PeerProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        self._process.wait(timeout=30)
+        try:
+            self._process.wait(timeout=_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> "PeerProcess":
         return self

@@ -1,6 +1,6 @@
 """Known models and where they come from: fetch, verify, cache, remove."""
 
-from pydflash.catalog.cache import Installed, cache_dir
+from pydflash.catalog.cache import Installed
 from pydflash.catalog.entry import DEFAULT_MODEL, Entry, HubSource, WheelSource, entries
 from pydflash.catalog.progress import Progress
 from pydflash.catalog.store import installed, pull, remove, resolve
@@ -12,7 +12,6 @@ __all__ = [
     "Installed",
     "Progress",
     "WheelSource",
-    "cache_dir",
     "entries",
     "installed",
     "pull",

@@ -7,15 +7,14 @@ note is whole; work in progress stands under `.partial`, one place per name, gua
 import errno
 import hashlib
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydflash.errors import CapacityError, CatalogError
+from pydflash.paths import cache_dir
 
 NOTE = "source.json"
 CHUNK_BYTES = 1 << 20
@@ -43,21 +42,6 @@ class Installed:
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
-
-
-def cache_dir() -> Path:
-    """`$PYDFLASH_CACHE`, or `pydflash` in the place where this system keeps a user's caches."""
-    if override := os.environ.get("PYDFLASH_CACHE"):
-        return Path(override).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        xdg = os.environ.get("XDG_CACHE_HOME", "")
-        # The XDG rule: a relative path there is to be ignored.
-        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
-    return base / "pydflash"
 
 
 def models_dir() -> Path:
@@ -118,18 +102,17 @@ def require_space(directory: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turn a disk that fills up, or that refuses writing, into this package's errors."""
+    """Turn a disk that fills up, or that cannot be written, into this package's errors."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise disk_full(what) from error
-        if isinstance(error, PermissionError):
-            raise CatalogError(
-                f"cannot write to the model cache {cache_dir()} ({error}): "
-                "set PYDFLASH_CACHE to a directory of yours"
-            ) from error
-        raise
+        # Read-only, not permitted, a file where a directory must be, a broken disk: one remedy.
+        raise CatalogError(
+            f"the model cache {cache_dir()} cannot be used for {what} ({error}): "
+            "set PYDFLASH_CACHE to a directory that can be written"
+        ) from error
 
 
 def disk_full(what: str) -> CapacityError:

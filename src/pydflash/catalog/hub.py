@@ -86,6 +86,10 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
+def _server() -> str:
+    return _endpoint() or "https://huggingface.co"
+
+
 def _declared(source: HubSource, name: str) -> _Remote:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -203,7 +207,8 @@ def _explain(source: HubSource, error: Exception) -> CatalogError | None:
             )
         case errors.FileMetadataError():
             return CatalogError(
-                f"{_endpoint()} does not answer like a Hugging Face hub: check HF_ENDPOINT"
+                f"{_server()} does not answer like a Hugging Face hub: "
+                "check HF_ENDPOINT, and the proxy if there is one"
             )
         case errors.EntryNotFoundError():
             return CatalogError(
@@ -219,9 +224,8 @@ def _explain(source: HubSource, error: Exception) -> CatalogError | None:
         case errors.HFValidationError():
             return CatalogError(f"{repo} is not a valid repository name: use owner/name")
     if type(cause).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "requests"}:
-        server = _endpoint() or "https://huggingface.co"
         return CatalogError(
-            f"no connection to {server} while fetching {source} "
+            f"no connection to {_server()} while fetching {source} "
             f"({type(cause).__name__}): check the network or the proxy"
         )
     if isinstance(cause, OSError) and "Consistency check failed" in str(cause):

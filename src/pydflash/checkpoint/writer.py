@@ -25,6 +25,7 @@ from pydflash.quant.tensor import QuantTensor
 TensorSource = tuple[TensorInfo, Callable[[], QuantTensor]]
 
 _MIB = 1 << 20
+_QUOTA = getattr(errno, "EDQUOT", errno.ENOSPC)  # Windows has none
 # Room for the header of any model, besides its tensors.
 _HEADER_ALLOWANCE = 32 * _MIB
 
@@ -174,7 +175,7 @@ def _disk_errors(path: Path, total: int) -> Iterator[None]:
     except OSError as error:
         # numpy's tofile reports a short write without a number.
         short = error.errno is None and "requested" in str(error)
-        if short or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if short or error.errno in (errno.ENOSPC, _QUOTA, errno.EFBIG):
             raise _no_space(path, total, None) from None
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 

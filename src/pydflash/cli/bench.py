@@ -58,6 +58,7 @@ def step(
     from pydflash.bench.step import measure_steps
 
     counts = _counts(rows)
+    _require_positive(depth=depth, rounds=rounds)
     path = catalog.resolve(model)
     rig = _rig(path, depth + max(counts), threads, cache_type, ops)
     with _peer(vs, peer_python, path, rig) as peer:
@@ -92,6 +93,7 @@ def speed(
     from pydflash.bench.report import save
     from pydflash.bench.speed import measure_speed
 
+    _require_positive(prompt=prompt, answer=answer, depth=depth, rounds=rounds)
     path = catalog.resolve(model)
     ctx = max(prompt + 1, depth + answer + 1)
     rig = _rig(path, ctx, threads, cache_type, ops)
@@ -201,6 +203,12 @@ def _counts(text: str) -> list[int]:
     if not all(word.isdecimal() and 1 <= int(word) <= 256 for word in words):
         raise ConfigError(f"--rows {text} must be row counts of 1 to 256, with commas between")
     return [int(word) for word in words]
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"--{name} {value} leaves nothing to measure; give 1 or more")
 
 
 def _pair(first: float, second: float) -> str:

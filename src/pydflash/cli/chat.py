@@ -17,6 +17,7 @@ from pydflash.cli.options import configured
 from pydflash.cli.sampling import SamplingFlags
 from pydflash.config import EngineConfig
 from pydflash.errors import RequestError
+from pydflash.paths import cache_dir
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.events import Finished
 
@@ -165,7 +166,7 @@ def _history(*, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    file = catalog.cache_dir() / "chat_history"
+    file = cache_dir() / "chat_history"
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     readline.set_history_length(1000)

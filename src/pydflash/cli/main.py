@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from pydflash import log
 from pydflash.errors import ConfigError, PydflashError
 
 # verb: (where it is, what it does)
@@ -33,7 +34,7 @@ def build_app() -> App:
     """The application with every verb, none of them imported."""
     app = App(
         name="pydflash",
-        help="Run GGUF language models fast and exactly, on the GPU or CPU you already have.",
+        help="Run GGUF language models fast and exactly, on the CPU you already have; GPUs are to come.",
         help_format="plaintext",  # the markdown renderer costs 50 ms of every --help
         version=_version,
         suppress_keyboard_interrupt=False,
@@ -46,9 +47,10 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets "?", not a crash
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
+            stream.reconfigure(errors="replace")  # what is no text becomes "?", not a crash
+    log.set_up()
     try:
         _check_verb(words)
         result = build_app()(

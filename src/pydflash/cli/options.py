@@ -132,7 +132,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: {value!r} is not one of {choices}")
         return value
     if get_origin(kind) is tuple:
-        return tuple(value) if isinstance(value, list | tuple) else (str(value),)
+        member = get_args(kind)[0]
+        values = value if isinstance(value, list | tuple) else (value,)
+        return tuple(convert(member, one, where) for one in values)
     if kind is bool:
         word = str(value).lower()
         if word in {"1", "true", "yes", "on"}:
@@ -168,7 +170,7 @@ def _parameter(option: Option, group: Group) -> inspect.Parameter:
     kind = option.type
     if get_origin(kind) is tuple:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
-    shown = option.default not in (None, (), "")
+    shown = option.default not in (None, (), "") and option.type is not bool
     help_text = f"{option.help} [default: {option.default}]" if shown else option.help
     note = Parameter(name=option.flag, help=help_text, group=group, negative="", show_default=False)
     return _keyword(option.key, Annotated[kind | None, note])

@@ -95,11 +95,3 @@ def format_by_id(ggml_id: int, *, tensor: str = "tensor") -> QuantFormat:
             "requantise the file to a supported type or update pydflash"
         )
     return found
-
-
-def format_by_name(name: str) -> QuantFormat:
-    """Look a format up by its GGUF name, in any case."""
-    found = FORMATS.get(name.upper())
-    if found is None:
-        raise UnsupportedError(f"unknown tensor format {name!r}; known: {', '.join(FORMATS)}")
-    return found

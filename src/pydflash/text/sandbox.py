@@ -1,7 +1,8 @@
 """The Jinja environment chat templates run in: sandboxed, immutable, with a budget.
 
 A template comes out of a model file and is not trusted. It reaches no Python internals, changes
-none of its arguments, and its ranges, strings and output are bounded. Nothing but jinja2 is used.
+none of its arguments; its ranges together, each string its operators build, and its output are
+bounded (what filters build is not: see docs/text.md). Nothing but jinja2 is used.
 """
 
 import json
@@ -18,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_CHARS = 32 * 1024 * 1024  # of any one string, and of the output
+MAX_CHARS = 32 * 1024 * 1024  # of any one string that an operator builds, and of the output
 MAX_RANGE_ITEMS = 1_000_000  # of all ranges of one rendering together
 _MAX_POWER_BITS = 4096
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")

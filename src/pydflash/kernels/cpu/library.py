@@ -16,6 +16,7 @@ import torch
 from pydflash.errors import ConfigError
 from pydflash.kernels.cpu.compile import BuildError, build, file_name
 from pydflash.kernels.cpu.records import layout_number
+from pydflash.paths import cache_dir
 
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_layout": (c_int32, ()),
@@ -43,16 +44,15 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 }
 
 
-def cache_dir() -> Path:
+def kernels_dir() -> Path:
     """Where libraries built on first use live."""
-    root = os.environ.get("PYDFLASH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "pydflash" / "kernels"
+    return cache_dir() / "kernels"
 
 
 def find() -> Path | None:
     """The library already built for these sources, if there is one."""
     shipped = Path(__file__).parent / file_name(everything=True)
-    for path in (shipped, cache_dir() / file_name()):
+    for path in (shipped, kernels_dir() / file_name()):
         if path.is_file():
             return path
     return None
@@ -85,7 +85,7 @@ def unavailable() -> str | None:
 def _attempt() -> ctypes.CDLL | str:
     """The library or the reason against it, found out once."""
     try:
-        return open_library(find() or build(cache_dir()))
+        return open_library(find() or build(kernels_dir()))
     except (BuildError, OSError) as error:
         return str(error)
 
