@@ -261,3 +261,26 @@ def test_attention_same_step_object_for_many_layers(ops: OpTable) -> None:
     first = ops.attention(qkv, paged_kv(args, 1, "f16", "f16"), args, batch)
     again = ops.attention(qkv, paged_kv(args, 1, "f16", "f16"), args, batch)
     assert torch.equal(first, again)
+
+
+def test_gates_multiply_the_heads(ops: OpTable) -> None:
+    """[q | gate] heads against plain ones times sigmoid(gate), a tree and a prompt among the rows."""
+    plain = args_of(head_dim=40, rope=rope(16, interleaved=False), q_norm=torch.randn(40))
+    args = replace(plain, gated=True)
+    rows = [
+        Row(70, 3, (5, 1, 3), parents=(-1, 0, 0)),
+        Row(31, 1, (2,)),
+        Row(0, 40, (4, 6), kind=PREFILL),
+    ]
+    pasts = [random_past(args, row.base) for row in rows]
+    batch = step(*rows, ancestors=True)
+    kv, other = (filled(args, rows, pasts, "f16", "f16") for _ in range(2))
+    H, D, T = args.heads, args.head_dim, batch.cu_q[-1]
+    q, gate = torch.randn(2, T, H, D)
+    rest = torch.randn(T, 2 * args.kv_heads * D)
+    packed = torch.cat((torch.stack((q, gate), 2).flatten(1), rest), 1)
+    got = ops.attention(packed, kv, args, batch)
+    want = ops.attention(torch.cat((q.flatten(1), rest), 1), other, plain, batch)
+    torch.testing.assert_close(got, want * gate.sigmoid().flatten(1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(kv.k.nan_to_num(), other.k.nan_to_num())
+    assert torch.equal(kv.v.nan_to_num(), other.v.nan_to_num())

@@ -20,36 +20,38 @@ def golden() -> dict[str, np.ndarray]:
         return dict(found)
 
 
-def ours(case: str, path: Path) -> torch.Tensor:
+def ours(case: str, path: Path, ops: str) -> torch.Tensor:
     notes = json.loads(GOLDEN.with_suffix(".json").read_text())
     made = make(case, path)
     assert weights_hash(made) == notes[case]["weights"], "run the oracle script again"
-    d = Driver(made, ops="ref")
+    d = Driver(made, ops=ops)
     return d.decode(d.state(), TOKENS)
 
 
+@pytest.mark.parametrize("ops", ["ref", "cpu"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_f32_logits_match_llama_cpp(
-    arch: str, golden: dict[str, np.ndarray], tmp_path: Path
+    arch: str, ops: str, golden: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     case = f"{arch}-F32"
-    logits = ours(case, tmp_path / "tiny.gguf")
+    logits = ours(case, tmp_path / "tiny.gguf", ops)
     some = torch.from_numpy(golden[f"{case}.some"])
     assert some.std() > 0.1  # logits worth comparing
     assert (logits[:, ::STRIDE] - some).abs().max() < BOUND
     assert (logits.logsumexp(-1) - torch.from_numpy(golden[f"{case}.lse"])).abs().max() < BOUND
 
 
+@pytest.mark.parametrize("ops", ["ref", "cpu"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_q8_0_chooses_what_llama_cpp_chooses(
-    arch: str, golden: dict[str, np.ndarray], tmp_path: Path, record_property
+    arch: str, ops: str, golden: dict[str, np.ndarray], tmp_path: Path, record_property
 ) -> None:
     """llama.cpp rounds activations to 8 bits as well: where its margin is twice that noise, we agree.
 
     Noise when recorded: 0.06 (qwen35), 0.13 (qwen35moe), 0.11 (qwen3moe), logits having deviation 1.
     """
     case = f"{arch}-Q8_0"
-    logits = ours(case, tmp_path / "tiny.gguf")
+    logits = ours(case, tmp_path / "tiny.gguf", ops)
     away = (logits[:, ::STRIDE] - torch.from_numpy(golden[f"{case}.some"])).abs().amax(-1)
     noise = away.quantile(0.98)  # a few tokens went to another expert, which is not noise
     record_property("noise", float(noise))

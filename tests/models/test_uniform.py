@@ -57,9 +57,7 @@ ARCH_CASES = {
     "qwen35": HYBRID_CASES,
     "qwen35moe": EXPERT_CASES,
 }
-COMPILED = ("llama", "qwen3")  # architectures whose ops the compiled kernels have
-BACKENDS = {arch: ("ref", "cpu") if arch in COMPILED else ("ref",) for arch in ARCHITECTURES}
-WHERE = [(arch, ops) for arch in ARCHITECTURES for ops in BACKENDS[arch]]
+WHERE = [(arch, ops) for arch in ARCHITECTURES for ops in ("ref", "cpu")]
 
 
 def write(path: Path, arch: str, case: dict[str, Any]) -> Path:
@@ -69,12 +67,12 @@ def write(path: Path, arch: str, case: dict[str, Any]) -> Path:
     )
 
 
-# The reference is slow, and its code is the same for every format and head count.
+# The reference is slow, and its products are the same code for every format and head count.
 BUILDS = [
     (arch, ops, case)
     for arch, ops in WHERE
     for case in sorted(ARCH_CASES[arch])
-    if ops == "cpu" or arch not in COMPILED or case in ("bias", "mix", "yarn")
+    if ops == "cpu" or ARCH_CASES[arch] is not CASES or case in ("bias", "mix", "yarn")
 ]
 
 
@@ -233,7 +231,7 @@ def test_taps_are_layer_outputs(make: Make) -> None:
     assert torch.equal(again, logits)
 
 
-@pytest.mark.parametrize("arch", COMPILED)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_reference_and_fast_path_agree(arch: str, tmp_path: Path) -> None:
     for case in ARCH_CASES[arch].values():
         path = write(tmp_path, arch, case)
@@ -263,7 +261,8 @@ def test_memory_plan_matches_what_is_held(make: Make) -> None:
         assert d.recurrent.nbytes == sum(
             t.nbytes for layer in d.recurrent.layers for t in (layer.conv, layer.state)
         )
-    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights
+    padding = 8192  # matrices of a few rows in panels of sixteen
+    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights + padding
 
 
 def _one_row():

@@ -30,24 +30,33 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
+@pytest.fixture(params=["ref", "cpu"], scope="module")
+def ops(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def plain(path: Path) -> list[list[int]]:
-    return [run(make_engine(path, ops="ref"), [r])[0] for r in requests()]
+def plain(path: Path, ops: str) -> list[list[int]]:
+    return [run(make_engine(path, ops=ops), [r])[0] for r in requests()]
 
 
-def test_eight_sequences_say_what_each_says_alone(path: Path, plain: list[list[int]]) -> None:
-    engine = make_engine(path, ops="ref", pages=9)
+def test_eight_sequences_say_what_each_says_alone(
+    path: Path, ops: str, plain: list[list[int]]
+) -> None:
+    engine = make_engine(path, ops=ops, pages=9)
     preempted = _count_preemptions(engine)
     assert run(engine, requests(), [0, 3, 5, 9, 20, 21, 22, 40]) == plain
     assert preempted, "the pool was meant to be too small"
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_drafts_change_speed_never_text(path: Path, plain: list[list[int]], seed: int) -> None:
+def test_drafts_change_speed_never_text(
+    path: Path, ops: str, plain: list[list[int]], seed: int
+) -> None:
     asked = requests()
     known = {r.id: [*r.prompt, *said] for r, said in zip(asked, plain, strict=True)}
     guesses = Guesses(known, seed)
-    engine = make_engine(path, ops="ref", pages=16, proposer=guesses)
+    engine = make_engine(path, ops=ops, pages=16, proposer=guesses)
     dice = random.Random(seed)
     assert run(engine, asked, [dice.randrange(20) for _ in asked]) == plain
     assert guesses.hits > 50
@@ -63,25 +72,25 @@ def ask(engine: Engine, prompt: list[int], keep: str | None = None) -> Sequence:
     return sequence
 
 
-def test_a_conversation_goes_on_where_it_ended(path: Path) -> None:
-    engine = make_engine(path, ops="ref")
+def test_a_conversation_goes_on_where_it_ended(path: Path, ops: str) -> None:
+    engine = make_engine(path, ops=ops)
     prompt = list(range(10, 60))
     said = ask(engine, prompt, "talk").generated
     again = [*prompt, *said, 70, 71]
     sequence = ask(engine, again, "talk")
     assert sequence.cached == len(prompt) + len(said) - 1
-    assert sequence.generated == ask(make_engine(path, ops="ref"), again).generated
+    assert sequence.generated == ask(make_engine(path, ops=ops), again).generated
 
 
-def test_a_rewritten_end_is_read_again_from_the_grid(path: Path) -> None:
+def test_a_rewritten_end_is_read_again_from_the_grid(path: Path, ops: str) -> None:
     """The template dropped a thought: the pages could follow to token 48, the recurrence to 32."""
-    engine = make_engine(path, ops="ref")
+    engine = make_engine(path, ops=ops)
     prompt = list(range(10, 60))
     ask(engine, prompt, "talk")
     again = [*prompt[:48], 90, 91, 92]
     sequence = ask(engine, again, "talk")
     assert sequence.cached == 32
-    fresh = make_engine(path, ops="ref")
+    fresh = make_engine(path, ops=ops)
     assert sequence.generated == ask(fresh, again, "talk").generated
     mine, theirs = (e.states._kept["talk"].state.export() for e in (engine, fresh))
     for a, b in zip(mine.recurrent, theirs.recurrent, strict=True):
@@ -89,8 +98,8 @@ def test_a_rewritten_end_is_read_again_from_the_grid(path: Path) -> None:
     assert ask(engine, [5, *prompt], "talk").cached == 0
 
 
-def test_kept_slots_yield_to_running_sequences(path: Path) -> None:
-    engine = make_engine(path, ops="ref", running=2, slots=2)
+def test_kept_slots_yield_to_running_sequences(path: Path, ops: str) -> None:
+    engine = make_engine(path, ops=ops, running=2, slots=2)
     ask(engine, list(range(3, 90)), "a")
     ask(engine, list(range(3, 90)), "b")
     asked = [Request(prompt=tuple(range(3, 40)), params=ANSWER, seed=i) for i in range(3)]

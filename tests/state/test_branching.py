@@ -24,8 +24,8 @@ MOE = MoeShape(experts=4, ffn=16, shared=16)
 class Plain:
     """Every prefix decoded one token at a time by a driver of its own, remembered."""
 
-    def __init__(self, path: Path) -> None:
-        self.driver = Driver(path, ops="ref", pages=80, slots=1)
+    def __init__(self, path: Path, ops: str) -> None:
+        self.driver = Driver(path, ops=ops, pages=80, slots=1)
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -43,8 +43,8 @@ class Plain:
 class Bench:
     """Sequences under test, each beside the tokens it should hold."""
 
-    def __init__(self, path: Path) -> None:
-        self.driver = Driver(path, ops="ref", pages=60, slots=40)
+    def __init__(self, path: Path, ops: str) -> None:
+        self.driver = Driver(path, ops=ops, pages=60, slots=40)
         self.pairs: list[tuple[SequenceState, list[int]]] = []
 
     def new(self) -> None:
@@ -91,9 +91,14 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny_gguf(folder / "tiny.gguf", request.param, **SHAPE, **extra)
 
 
+@pytest.fixture(params=["ref", "cpu"], scope="module")
+def ops(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Plain:
-    return Plain(path)
+def plain(path: Path, ops: str) -> Plain:
+    return Plain(path, ops)
 
 
 @given(verbs=VERBS)
@@ -101,9 +106,9 @@ def plain(path: Path) -> Plain:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_order_of_verbs_says_what_plain_decoding_says(
-    path: Path, plain: Plain, verbs: list[tuple[str, int, random.Random]]
+    path: Path, ops: str, plain: Plain, verbs: list[tuple[str, int, random.Random]]
 ) -> None:
-    bench = Bench(path)
+    bench = Bench(path, ops)
     d = bench.driver
     bench.new()
     bench.new()
@@ -167,9 +172,9 @@ def _rollback(d: Driver, state: SequenceState, tokens: list[int], dice: random.R
     del tokens[state.length - len(PROMPT) :]
 
 
-def test_what_a_tree_keeps_grows_by_operands_not_by_states(path: Path) -> None:
+def test_what_a_tree_keeps_grows_by_operands_not_by_states(path: Path, ops: str) -> None:
     """Between a step and its commit, a node holds the operands of its update and nothing else."""
-    d = Driver(path, ops="ref")
+    d = Driver(path, ops=ops)
     if d.recurrent is None:
         return
     state = d.state()
@@ -186,8 +191,8 @@ def test_what_a_tree_keeps_grows_by_operands_not_by_states(path: Path) -> None:
     assert spec.tape_bytes < spec.slot_bytes
 
 
-def test_a_step_that_was_not_committed_is_noticed(path: Path) -> None:
-    d = Driver(path, ops="ref")
+def test_a_step_that_was_not_committed_is_noticed(path: Path, ops: str) -> None:
+    d = Driver(path, ops=ops)
     state = d.state()
     d.prefill(state, PROMPT)
     d.verify(state, Proposal.root(5))
@@ -200,8 +205,8 @@ def test_a_step_that_was_not_committed_is_noticed(path: Path) -> None:
     d.prefill(state, PROMPT)
 
 
-def test_wide_trees_of_two_sequences_in_one_step(path: Path, plain: Plain) -> None:
-    bench = Bench(path)
+def test_wide_trees_of_two_sequences_in_one_step(path: Path, ops: str, plain: Plain) -> None:
+    bench = Bench(path, ops)
     bench.new()
     bench.new()
     for round in range(3):

@@ -103,6 +103,7 @@ def _attn_record(args: AttnArgs) -> AttnRecord:
         scale=args.scale,
         eps=args.eps,
         softcap=args.softcap or 0.0,
+        gated=int(args.gated),
     )
 
 

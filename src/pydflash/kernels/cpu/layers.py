@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 from pydflash.kernels.cpu.attention import Attention
-from pydflash.kernels.cpu.products import ACTS, Products
+from pydflash.kernels.cpu.products import Products, act_number
 from pydflash.kernels.cpu.records import AttnLayerRecord, DenseLayerRecord
 from pydflash.kernels.cpu.weights import packed_of
 from pydflash.kernels.ops import AttnLayer, DenseLayer, PagedKV, Span, StepBatch
@@ -61,7 +61,7 @@ class Layers:
             down=packed_of(layer.down).address,
             norm=layer.norm.data_ptr(),
             eps=layer.eps,
-            act=ACTS[layer.act],
+            act=act_number(layer.act),
         )
         self._dense[id(layer)] = entry = (layer, ctypes.addressof(record), record)
         return entry

@@ -10,7 +10,9 @@ import torch
 from pydflash.errors import ConfigError
 from pydflash.kernels.cpu import library as cpu_library
 from pydflash.kernels.cpu.attention import Attention, copy_slots
+from pydflash.kernels.cpu.delta import Delta
 from pydflash.kernels.cpu.layers import Layers
+from pydflash.kernels.cpu.moe import Moe
 from pydflash.kernels.cpu.products import Products
 from pydflash.kernels.cpu.weights import FORMATS
 from pydflash.kernels.ops import OpTable
@@ -30,6 +32,7 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
     products = Products(library, threads)
     attention = Attention(library, threads)
     layers = Layers(library, products, attention, threads)
+    delta = Delta(library, threads)
     return OpTable(
         name="cpu",
         device=device,
@@ -45,4 +48,8 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         dense_layer=layers.dense_layer,
         copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
         formats=frozenset(FORMATS),
+        delta=delta.delta,
+        delta_commit=delta.commit,
+        moe=Moe(library, threads),
+        scales=True,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from pydflash.errors import UnsupportedError
-from pydflash.kernels.cpu.weights import Packed, pack, packed_of
+from pydflash.kernels.cpu.weights import pack, packed_of
 from pydflash.kernels.ops import Span, Weight
 from pydflash.quant.tensor import QuantTensor
 
@@ -20,6 +20,15 @@ ACTS = {"silu": 0, "gelu": 1}
 """In the order of `enum Act` in src/layout.h."""
 
 _PLAIN = -1
+
+
+def act_number(act: str) -> int:
+    """An activation's number in the C library."""
+    if act not in ACTS:
+        raise UnsupportedError(
+            f"activation {act!r}; the CPU kernels know {', '.join(ACTS)}: run with --ops ref"
+        )
+    return ACTS[act]
 
 
 class Products:
@@ -68,12 +77,8 @@ class Products:
     def norm_gated(
         self, x: Tensor, norm: Tensor, eps: float, weight: Weight, act: str, spans: Spans
     ) -> Tensor:
-        kind = ACTS.get(act)
-        if kind is None:
-            raise UnsupportedError(
-                f"activation {act!r}; the CPU kernels know {', '.join(ACTS)}: run with --ops ref"
-            )
-        packed: Packed = weight.packed  # type: ignore[assignment]
+        kind = act_number(act)
+        packed = packed_of(weight)
         half = weight.rows // 2
         out = torch.empty((x.shape[0], half))
         if packed.halves_apart:
@@ -95,7 +100,7 @@ class Products:
         eps: float,
         act: int,
     ) -> None:
-        packed: Packed = weight.packed  # type: ignore[assignment]
+        packed = packed_of(weight)
         if x.shape[-1] != weight.cols or not x.is_contiguous():
             if x.shape[-1] != weight.cols:
                 raise ValueError(f"product of {list(x.shape)} with [{weight.rows}, {weight.cols}]")

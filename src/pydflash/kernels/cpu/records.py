@@ -27,6 +27,7 @@ class WeightRecord(ctypes.Structure):
         ("rows", c_int32),
         ("cols", c_int32),
         ("panels", c_int32),
+        ("scale", c_void_p),
     )
 
 
@@ -60,6 +61,7 @@ class AttnRecord(ctypes.Structure):
         ("scale", c_float),
         ("eps", c_float),
         ("softcap", c_float),
+        ("gated", c_int32),
     )
 
 
@@ -106,7 +108,79 @@ class BatchRecord(ctypes.Structure):
     )
 
 
+class DeltaRecord(ctypes.Structure):
+    """What is fixed about a Gated DeltaNet layer."""
+
+    _fields_ = (
+        ("taps", c_void_p),
+        ("a", c_void_p),
+        ("dt_bias", c_void_p),
+        ("norm", c_void_p),
+        ("k_heads", c_int32),
+        ("v_heads", c_int32),
+        ("k_dim", c_int32),
+        ("v_dim", c_int32),
+        ("width", c_int32),
+        ("eps", c_float),
+    )
+
+
+class DeltaBatchRecord(ctypes.Structure):
+    """What recurrent layers need of a step."""
+
+    _fields_ = (
+        ("row_of", c_void_p),
+        ("slots", c_void_p),
+        ("parents", c_void_p),
+        ("cu_q", c_void_p),
+        ("kinds", c_void_p),
+        ("tokens", c_int32),
+        ("rows", c_int32),
+    )
+
+
+class TapeRecord(ctypes.Structure):
+    """The tape of a step's first `tokens` tokens."""
+
+    _fields_ = (
+        ("k", c_void_p),
+        ("delta", c_void_p),
+        ("decay", c_void_p),
+        ("rows", c_void_p),
+        ("tokens", c_int32),
+    )
+
+
+class MoeRecord(ctypes.Structure):
+    """What is fixed about a mixture of experts: addresses of weight records."""
+
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("router", c_void_p),
+        ("shared_gate_up", c_void_p),
+        ("shared_down", c_void_p),
+        ("shared_gate", c_void_p),
+        ("used", c_int32),
+        ("sigmoid", c_int32),
+        ("normalise", c_int32),
+        ("act", c_int32),
+        ("apart", c_int32),
+        ("scale", c_float),
+    )
+
+
 def layout_number() -> int:
     """What `pf_layout()` must answer if the library and these records agree on their sizes."""
-    sizes = (Segment, 1), (WeightRecord, 3), (KVRecord, 5), (AttnRecord, 7), (BatchRecord, 11)
+    sizes = (
+        (Segment, 1),
+        (WeightRecord, 3),
+        (KVRecord, 5),
+        (AttnRecord, 7),
+        (BatchRecord, 11),
+        (DeltaRecord, 13),
+        (DeltaBatchRecord, 17),
+        (TapeRecord, 19),
+        (MoeRecord, 23),
+    )
     return sum(ctypes.sizeof(record) * factor for record, factor in sizes)

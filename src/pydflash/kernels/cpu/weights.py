@@ -36,13 +36,14 @@ LANES = 16
 class Packed:
     """A weight's panels and the C record over them. Holds every tensor the record points into."""
 
-    __slots__ = ("address", "bias", "data", "halves_apart", "record", "segments")
+    __slots__ = ("address", "bias", "data", "halves_apart", "record", "scale", "segments")
 
     def __init__(
         self, parts: Sequence[QuantTensor], data: list[torch.Tensor], bias: torch.Tensor | None
     ) -> None:
         self.data = data
         self.bias = bias
+        self.scale: torch.Tensor | None = None
         self.segments = (Segment * len(parts))()
         row0 = panels = 0
         for segment, part, packed in zip(self.segments, parts, data, strict=True):
@@ -64,6 +65,20 @@ class Packed:
         )
         self.address = ctypes.addressof(self.record)
         self.halves_apart = _halves_apart([part.num_rows for part in parts])
+
+    def set_scale(self, scale: torch.Tensor | None) -> None:
+        """Multiply every product by `scale` f32 [N] from now on."""
+        self.scale = scale
+        if scale is not None and (
+            scale.shape != (self.record.rows,)
+            or scale.dtype != torch.float32
+            or not scale.is_contiguous()
+        ):
+            raise ShapeError(
+                f"a scale of {list(scale.shape)} {scale.dtype} for {self.record.rows} rows; "
+                "it must be contiguous f32, one number a row"
+            )
+        self.record.scale = None if scale is None else scale.data_ptr()
 
 
 def pack(
@@ -96,7 +111,11 @@ def pack(
 
 
 def packed_of(weight: Weight) -> Packed:
-    return cast("Packed", weight.packed)
+    """The panels of a weight, its present scale told to the C side."""
+    packed = cast("Packed", weight.packed)
+    if packed.scale is not weight.scale:
+        packed.set_scale(weight.scale)
+    return packed
 
 
 def _panels(library: ctypes.CDLL, part: QuantTensor, threads: int) -> torch.Tensor:

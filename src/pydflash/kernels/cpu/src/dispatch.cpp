@@ -37,7 +37,8 @@ extern "C" {
 // Size of the records, so that a caller built against another layout is noticed at load.
 int32_t pf_layout() {
   return static_cast<int32_t>(sizeof(PfSegment) + sizeof(PfWeight) * 3 + sizeof(PfKV) * 5 + sizeof(PfAttn) * 7 +
-                              sizeof(PfBatch) * 11);
+                              sizeof(PfBatch) * 11 + sizeof(PfDelta) * 13 + sizeof(PfDeltaBatch) * 17 +
+                              sizeof(PfTape) * 19 + sizeof(PfMoe) * 23);
 }
 
 // Pick an ISA by name, or the best one for null. Returns its name, or null when this machine or build lacks it.
@@ -97,6 +98,23 @@ void pf_attention(const PfAttn* args, const PfKV* kv, const PfBatch* batch, cons
                   int32_t threads) {
   if (batch->tokens <= 0) return;
   active->attention(*args, *kv, *batch, qkv, out, threads);
+}
+
+void pf_delta(const PfDelta* args, float* conv, float* state, const PfTape* tape, const PfDeltaBatch* batch,
+              const float* mixed, float* out, int32_t threads) {
+  if (batch->tokens <= 0) return;
+  active->delta(*args, conv, state, tape ? *tape : PfTape{}, *batch, mixed, out, threads);
+}
+
+void pf_delta_commit(const PfDelta* args, float* conv, float* state, const PfTape* tape, const int32_t* slots,
+                     const int32_t* nodes, const int32_t* cu, int32_t count, int32_t threads) {
+  active->delta_commit(*args, conv, state, *tape, slots, nodes, cu, count, threads);
+}
+
+void pf_moe(const PfMoe* args, const float* x, const float* norm, float eps, int64_t tokens, float* out,
+            int32_t threads) {
+  if (tokens <= 0) return;
+  active->moe(*args, x, norm, eps, tokens, out, threads);
 }
 
 // Whole halves of a layer in one call each: x [tokens, E] is read, and the result added to it.

@@ -106,9 +106,10 @@ struct PfWeight {
   const PfSegment* segments;
   const float* bias;  // [rows] or null
   int32_t count, rows, cols, panels;
+  const float* scale;  // [rows] or null: multiplies the sums before the bias
 };
 
-struct PfProduct {  // y = act((norm? rms_norm(x) * norm : x) W^T + bias) + residual
+struct PfProduct {  // y = act((norm? rms_norm(x) * norm : x) W^T * scale + bias) + residual
   const PfWeight* w;
   const float* x;         // [tokens, cols]
   const float* norm;      // [cols] or null
@@ -134,6 +135,7 @@ struct PfAttn {
   const float *cos, *sin;        // [positions, dims / 2] or null
   int32_t heads, kv_heads, head_dim, rope_dims, interleaved, window;  // window 0: none
   float scale, eps, softcap;     // softcap 0: none
+  int32_t gated;                 // query heads come as [q | gate]
 };
 
 struct PfBatch {
@@ -157,11 +159,44 @@ struct PfDenseLayer {  // x += down(act(gate) * up), gate and up of rms_norm(x) 
   int32_t act;
 };
 
+struct PfDelta {
+  const float* taps;                // [W, C]: the convolution, the token's own tap last
+  const float *a, *dt_bias, *norm;  // [Hv], [Hv], [Dv]
+  int32_t k_heads, v_heads, k_dim, v_dim, width;
+  float eps;
+};
+
+struct PfDeltaBatch {
+  const int32_t *row_of, *slots, *parents;  // [T], [rows], [T] or null: chains
+  const int32_t *cu_q, *kinds;              // as in PfBatch
+  int32_t tokens, rows;
+};
+
+struct PfTape {  // operands of the step's first `tokens` tokens
+  float *k, *delta, *decay, *rows;  // [T, Hk, Dk], [T, Hv, Dv], [T, Hv], [T, C]
+  int32_t tokens;
+};
+
+struct PfMoe {
+  const PfWeight* const* gate_up;  // [experts]
+  const PfWeight* const* down;
+  const PfWeight *router, *shared_gate_up, *shared_down;  // no shared expert: null
+  const float* shared_gate;                               // [hidden] or null
+  int32_t used, sigmoid, normalise, act;
+  int32_t apart;  // gate and up halves of every expert start a panel
+  float scale;
+};
+
 struct Kernels {
   void (*product)(const PfProduct&);
   void (*gate)(const float* x, int64_t tokens, int64_t half, float* y, int act, int threads);
   void (*embed)(const PfWeight&, const int32_t* rows, int64_t count, float* out, int threads);
   void (*attention)(const PfAttn&, const PfKV&, const PfBatch&, const float* qkv, float* out, int threads);
+  void (*delta)(const PfDelta&, float* conv, float* state, const PfTape&, const PfDeltaBatch&, const float* mixed,
+                float* out, int threads);
+  void (*delta_commit)(const PfDelta&, float* conv, float* state, const PfTape&, const int32_t* slots,
+                       const int32_t* nodes, const int32_t* cu, int count, int threads);
+  void (*moe)(const PfMoe&, const float* x, const float* norm, float eps, int64_t tokens, float* out, int threads);
 };
 
 const Kernels* kernels_portable();
@@ -169,5 +204,8 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 
 // A buffer of the calling thread that only grows; `which` names its use. 64-byte aligned.
-enum ScratchUse { S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS, S_LAYER, S_COUNT };
+enum ScratchUse {
+  S_SHARED_X, S_OWN_X, S_SUMS, S_Q, S_PARTIAL, S_TAIL, S_PAGE, S_ROWS, S_ITEMS, S_LAYER,
+  S_DELTA, S_DELTA_TILE, S_MOE, S_MOE_IDS, S_COUNT
+};
 float* scratch(ScratchUse which, size_t floats);
