@@ -96,3 +96,10 @@ INL I lookup16(I x, const uint8_t* table) {
   __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
+
+// Four sums together in registers: what gives way to them is a scale or a minimum, which is only read, and not a sum,
+// whose next fma would wait for the store and the load.
+INL void hold4(V* a) {
+  asm("" : "+x"(a[0].a), "+x"(a[0].b), "+x"(a[1].a), "+x"(a[1].b),
+           "+x"(a[2].a), "+x"(a[2].b), "+x"(a[3].a), "+x"(a[3].b));
+}

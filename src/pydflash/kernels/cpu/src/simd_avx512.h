@@ -71,3 +71,4 @@ INL I lookup16(I x, const uint8_t* table) {
   __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm512_shuffle_epi8(t, x.v)};
 }
+INL void hold4(V*) {}  // 32 registers: nothing has to give way
