@@ -12,19 +12,39 @@ _SIDE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Bytes read per second and F32 operations per second, with the threads of the run."""
+    """Bytes read per second and F32 operations per second, with the threads of the run.
+
+    `read_by` and `flops_by` say what was the fastest: a probe, or work of the run itself.
+    """
 
     read_bytes_s: float
     flops_s: float
     threads: int
+    read_by: str = "probe"
+    flops_by: str = "probe"
 
     def best(self, other: "Ceilings") -> "Ceilings":
         """The higher of each: a ceiling measured in a slow moment is none."""
+        read = max(self, other, key=lambda c: c.read_bytes_s)
+        flops = max(self, other, key=lambda c: c.flops_s)
         return Ceilings(
-            read_bytes_s=max(self.read_bytes_s, other.read_bytes_s),
-            flops_s=max(self.flops_s, other.flops_s),
+            read_bytes_s=read.read_bytes_s,
+            flops_s=flops.flops_s,
             threads=self.threads,
+            read_by=read.read_by,
+            flops_by=flops.flops_by,
         )
+
+    def raised(self, nbytes: float, flops: float, seconds: float, by: str) -> "Ceilings":
+        """These, or what work done in `seconds` has shown to be possible: no floor lies above it."""
+        seen = Ceilings(
+            read_bytes_s=nbytes / seconds,
+            flops_s=flops / seconds,
+            threads=self.threads,
+            read_by=by,
+            flops_by=by,
+        )
+        return self.best(seen)
 
     def floor(self, nbytes: float, flops: float) -> float:
         """Seconds that work of this size takes at the very least."""

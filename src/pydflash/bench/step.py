@@ -55,7 +55,8 @@ def measure_steps(
 ) -> tuple[list[StepFigure], Ceilings]:
     """Time steps of each row count after `depth` stored positions, `rounds` bursts a side, in turn.
 
-    The ceilings are measured again beside every row count; the best of all make the floors.
+    The ceilings are measured again beside every row count; the best of all make the floors, the rates of
+    the steps themselves included, ours and the peer's.
     """
     rig.fill(depth)
     if peer is not None:
@@ -73,6 +74,10 @@ def measure_steps(
                 theirs += peer.step(k, depth, _BURST)
         timed.append((k, Samples(tuple(ours)), Samples(tuple(theirs)) if theirs else None))
         ceilings = ceilings.best(measure(rig.threads, tries=2))
+    for k, *sides in timed:
+        cost = rig.cost(k, depth)
+        fastest = min(side.best for side in sides if side is not None)
+        ceilings = ceilings.raised(cost.nbytes, cost.flops, fastest, f"step of {k} rows")
     return [_figure(rig, ceilings, depth, *one) for one in timed], ceilings
 
 
