@@ -73,6 +73,14 @@ def test_floor_is_the_slower_ceiling() -> None:
     assert (ceilings.floor(20.0, 500.0), ceilings.bound(20.0, 500.0)) == (5.0, "arithmetic")
 
 
+def test_ceilings_are_raised_by_faster_work() -> None:
+    probed = Ceilings(read_bytes_s=10.0, flops_s=100.0, threads=1)
+    raised = probed.raised(5.0, 400.0, 2.0, "step of 8 rows")
+    assert (raised.read_bytes_s, raised.read_by) == (10.0, "probe")
+    assert (raised.flops_s, raised.flops_by) == (200.0, "step of 8 rows")
+    assert raised.floor(5.0, 400.0) == 2.0
+
+
 def test_measured_ceilings_are_of_this_world() -> None:
     ceilings = measure(1, tries=1)
     assert 1e8 < ceilings.read_bytes_s < 1e13
@@ -130,6 +138,7 @@ def test_measure_steps_and_speed_take_turns(rig: Rig, fake_python: str, tiny_lla
     for figure in steps:
         assert len(figure.ours.seconds) == 6
         assert figure.theirs is not None
+        assert figure.floor_s <= figure.ours.best
         assert figure.floor_s == ceilings.floor(figure.nbytes, figure.flops)
         assert figure.to_json()["ratio"]["min"] == figure.ours.best / 0.5
     prefill, decode = (f.to_json() for f in speed)
@@ -262,7 +271,11 @@ def test_measure_process_starts_a_process(tiny_llama: Path) -> None:
     assert found.ops == "ref"
     assert 0 < found.first_token_s < 120
     assert found.peak_bytes > found.torch_bytes > 50 << 20
-    assert found.kv_bytes > 0
+    # A prompt of 80-odd bytes in a small vocabulary, and 32 tokens: some pages of the four planned.
+    page = found.kv_planned_bytes // 4
+    assert found.kv_touched_bytes in {2 * page, 3 * page, 4 * page}
+    beyond = (found.peak_bytes - found.torch_bytes - found.kv_touched_bytes) / found.file_bytes
+    assert found.to_json()["peak_less_torch_and_kv_over_file"] == beyond
     assert found.to_json()["file_bytes"] == tiny_llama.stat().st_size
 
 

@@ -108,7 +108,8 @@ def speed(
         print(
             f"process ({whole.ops} kernels): first token after {whole.first_token_s:.2f} s; peak "
             f"{_mib(whole.peak_bytes)}, of it import torch {_mib(whole.torch_bytes)}, "
-            f"KV {_mib(whole.kv_bytes)}; the rest is {whole.beyond:.2f} x the file"
+            f"KV {_mib(whole.kv_touched_bytes)} (of {_mib(whole.kv_planned_bytes)} planned); "
+            f"the rest is {whole.beyond:.2f} x the file"
         )
     if json is not None:
         save(json, "speed", body)

@@ -182,5 +182,7 @@ def layout_number() -> int:
         (DeltaBatchRecord, 17),
         (TapeRecord, 19),
         (MoeRecord, 23),
+        (AttnLayerRecord, 29),
+        (DenseLayerRecord, 31),
     )
     return sum(ctypes.sizeof(record) * factor for record, factor in sizes)

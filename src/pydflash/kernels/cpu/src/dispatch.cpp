@@ -1,5 +1,8 @@
 // The C interface, the choice of ISA, and each thread's scratch memory.
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <cstdlib>
 
 #include "pack.h"
@@ -38,8 +41,17 @@ extern "C" {
 int32_t pf_layout() {
   return static_cast<int32_t>(sizeof(PfSegment) + sizeof(PfWeight) * 3 + sizeof(PfKV) * 5 + sizeof(PfAttn) * 7 +
                               sizeof(PfBatch) * 11 + sizeof(PfDelta) * 13 + sizeof(PfDeltaBatch) * 17 +
-                              sizeof(PfTape) * 19 + sizeof(PfMoe) * 23);
+                              sizeof(PfTape) * 19 + sizeof(PfMoe) * 23 + sizeof(PfAttnLayer) * 29 +
+                              sizeof(PfDenseLayer) * 31);
 }
+
+#if defined(__x86_64__)
+// Half floats in hardware; older compilers do not know the name for __builtin_cpu_supports.
+static bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+}
+#endif
 
 // Pick an ISA by name, or the best one for null. Returns its name, or null when this machine or build lacks it.
 const char* pf_select(const char* name) {
@@ -49,7 +61,7 @@ const char* pf_select(const char* name) {
     bool usable;
   };
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 #if defined(PF_AVX512)
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -70,10 +82,6 @@ const char* pf_select(const char* name) {
     }
   return nullptr;
 }
-
-// Elements and bytes of a packed block's GGUF form; 0 for an unknown format number.
-int32_t pf_block_k(int32_t format) { return format >= 0 && format < F_COUNT ? SHAPES[format].k : 0; }
-int32_t pf_block_bytes(int32_t format) { return format >= 0 && format < F_COUNT ? SHAPES[format].bytes : 0; }
 
 void pf_pack(int32_t format, const uint8_t* src, int64_t row_stride, int64_t rows, int64_t blocks, uint8_t* dst,
              int32_t threads) {
