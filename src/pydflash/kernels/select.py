@@ -3,12 +3,13 @@
 Every candidate states why it cannot serve; the first that can is taken, and `explain` prints the story.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from pydflash.errors import UnsupportedError
-from pydflash.kernels.ops import OpTable
+from pydflash.kernels.ops import Missing, OpTable
 from pydflash.kernels.ref import ops as ref_ops
 
 _BACKENDS = ("cpu", "ref")
@@ -52,16 +53,34 @@ def explain(device: torch.device) -> list[str]:
     return lines
 
 
-def supported_formats(device: torch.device | str) -> frozenset[str]:
-    """Weight formats the chosen backend multiplies by."""
-    return build(torch.device(device)).formats
+def obstacles(
+    device: torch.device, formats: Iterable[str], ops: Iterable[str]
+) -> dict[str, list[str]]:
+    """For each backend, what keeps it from running a model with weights of these formats that needs these
+    ops (names of OpTable fields) on `device`. Nothing: it can."""
+    return {name: _obstacles(name, device, formats, ops) for name in _BACKENDS}
+
+
+def _obstacles(
+    name: str, device: torch.device, formats: Iterable[str], ops: Iterable[str]
+) -> list[str]:
+    reason = _reason(name, device)
+    if reason is not None:
+        return [reason]
+    table = _make(name, device, 1)
+    found = []
+    if missing := sorted(set(formats) - table.formats):
+        found.append(f"no kernel for {', '.join(missing)}")
+    if lacking := sorted(op for op in ops if isinstance(getattr(table, op), Missing)):
+        found.append(f"lacks {', '.join(lacking)}")
+    return found
 
 
 def _reason(name: str, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "this version's engine runs on the CPU only"
     if name == "ref":
         return None
-    if device.type != "cpu":
-        return "compiled CPU kernels serve the CPU only"
     from pydflash.kernels.cpu import library
 
     return library.unavailable()
