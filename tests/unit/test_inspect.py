@@ -1,6 +1,7 @@
 """`pydflash inspect`: the report as JSON and as tables."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,30 @@ import torch
 from safetensors.torch import save_file
 
 from pydflash import device
-from pydflash.cli.inspect import describe, inspect
+from pydflash.cli.inspect import _verdict, describe, inspect
 from pydflash.cli.main import main
-from pydflash.errors import CheckpointError
+from pydflash.errors import CheckpointError, UnsupportedError
 from pydflash.kernels import select
+from pydflash.kernels.cpu import library
+from pydflash.kernels.ops import Missing, OpTable
+from pydflash.kernels.ref import ops as ref_ops
 from tests.tiny.gguf import tiny_gguf
 
 
 @pytest.fixture(autouse=True)
 def _only_some_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build that multiplies by three formats, on a machine with nothing but a CPU."""
-    formats = frozenset({"F32", "Q8_0", "Q4_1"})
-    monkeypatch.setattr(select, "supported_formats", lambda kind: formats)
+    """Kernels that need no compiler: `cpu` is `ref` with three formats and without some ops."""
+
+    def make(name: str, device: torch.device, threads: int) -> OpTable:
+        table = ref_ops.build_ops(device)
+        if name == "ref":
+            return table
+        formats = frozenset({"F32", "Q8_0", "Q4_1"})
+        lacking = {op: Missing(op) for op in ("delta", "delta_commit", "moe")}
+        return replace(table, name=name, formats=formats, **lacking)
+
+    monkeypatch.setattr(select, "_make", make)
+    monkeypatch.setattr(library, "unavailable", lambda: None)
     monkeypatch.setattr(device, "devices", lambda: (device.cpu(),))
 
 
@@ -54,7 +67,7 @@ def test_describe(tiny_qwen3: Path) -> None:
     assert report["tokenizer"]["special"]["eos"] == {"id": 2, "text": "<|im_end|>"}
     assert [end["id"] for end in report["tokenizer"]["ends"]] == [0, 2]
     assert "<|im_start|>" in report["chat_template"]
-    assert report["runs"] == {"cpu": {"yes": True, "reasons": []}}
+    assert report["runs"] == {"cpu": {"yes": True, "kernels": {"cpu": [], "ref": []}}}
 
 
 def test_describe_says_what_cannot_run(tmp_path: Path) -> None:
@@ -67,8 +80,33 @@ def test_describe_says_what_cannot_run(tmp_path: Path) -> None:
     assert report["parts"]["head"] == 320 * 64 // 32 * 18
     run = report["runs"]["cpu"]
     assert run["yes"] is False
-    assert run["reasons"][0].startswith("architecture mamba is not among ")
-    assert run["reasons"][1] == "no kernel for F16, Q4_0"
+    assert run["kernels"]["cpu"][0].startswith("architecture mamba is not among ")
+    assert run["kernels"]["cpu"][1:] == ["no kernel for F16, Q4_0"]
+    assert run["kernels"]["ref"] == run["kernels"]["cpu"][:1]
+
+
+def test_describe_names_the_kernels_that_lack_an_op(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", "qwen35moe")
+    run = describe(path)["runs"]["cpu"]
+    lacking = ["lacks delta, delta_commit, moe"]
+    assert run == {"yes": True, "kernels": {"cpu": lacking, "ref": []}}
+    assert _verdict(run) == (
+        "cpu kernels: no, lacks delta, delta_commit, moe\nref kernels: yes (--ops ref)"
+    )
+
+
+def test_describe_says_no_for_other_devices(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = replace(device.cpu(), name="cuda:0")
+    monkeypatch.setattr(device, "devices", lambda: (device.cpu(), gpu))
+    runs = describe(tiny_llama)["runs"]
+    assert _verdict(runs["cpu"]) == "yes, with cpu or ref kernels"
+    assert runs["cuda"]["yes"] is False
+    assert _verdict(runs["cuda"]) == "no: this version's engine runs on the CPU only"
+    assert select.explain(torch.device("cuda"))[-1].startswith("ref: no: this version's engine")
+    with pytest.raises(UnsupportedError, match="runs on the CPU only"):
+        select.build(torch.device("cuda"))
 
 
 def test_describe_safetensors(tmp_path: Path) -> None:
@@ -79,7 +117,7 @@ def test_describe_safetensors(tmp_path: Path) -> None:
     assert report["architecture"] == "qwen3"
     assert report["parts"] == {"head": 128}
     assert report["tokenizer"] is None
-    assert report["runs"]["cpu"]["reasons"] == ["models run from GGUF files only"]
+    assert report["runs"]["cpu"]["kernels"]["ref"] == ["models run from GGUF files only"]
 
 
 def test_inspect_json(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,26 +141,52 @@ def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any] | None:
 
 
 def _runs(checkpoint: "Checkpoint") -> dict[str, dict[str, Any]]:
-    """For each kind of device: can this build run the model there, and if not, why."""
+    """For each kind of device: can this build run the model there, with which kernels, and why not."""
+    import torch
+
     from pydflash.device import devices
-    from pydflash.kernels.select import supported_formats
+    from pydflash.kernels.select import obstacles
     from pydflash.models import ARCHITECTURES
 
     architecture = _architecture(checkpoint)
+    reasons: list[str] = []  # whatever the kernels
+    if checkpoint.kind != "gguf":
+        reasons.append("models run from GGUF files only")
+    elif architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        reasons.append(f"architecture {architecture} is not among {known}")
     formats = {info.format.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    ops = _ops(checkpoint)
     runs: dict[str, dict[str, Any]] = {}
     for kind in sorted({device.name.partition(":")[0] for device in devices()}):
-        reasons = []
-        if checkpoint.kind != "gguf":
-            reasons.append("models run from GGUF files only")
-        elif architecture not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            reasons.append(f"architecture {architecture} is not among {known}")
-        missing = sorted(formats - supported_formats(kind))
-        if missing:
-            reasons.append(f"no kernel for {', '.join(missing)}")
-        runs[kind] = {"yes": not reasons, "reasons": reasons}
+        found = obstacles(torch.device(kind), formats, ops)
+        kernels = {name: reasons + against for name, against in found.items()}
+        runs[kind] = {"yes": not all(kernels.values()), "kernels": kernels}
     return runs
+
+
+def _ops(checkpoint: "Checkpoint") -> set[str]:
+    """The ops beyond those of every backend that the model's tensors call for."""
+    ops = set()
+    for name in checkpoint.tensors:
+        if "_exps." in name:
+            ops.add("moe")
+        if ".ssm_" in name:
+            ops |= {"delta", "delta_commit"}
+    return ops
+
+
+def _verdict(run: dict[str, Any]) -> str:
+    """One kernel set a line, or one reason for all of them."""
+    kernels: dict[str, list[str]] = run["kernels"]
+    words = {name: "; ".join(against) for name, against in kernels.items()}
+    if len(set(words.values())) == 1:
+        why = next(iter(words.values()))
+        return f"no: {why}" if why else f"yes, with {' or '.join(words)} kernels"
+    return "\n".join(
+        f"{name} kernels: no, {why}" if why else f"{name} kernels: yes (--ops {name})"
+        for name, why in words.items()
+    )
 
 
 def _plain(value: object) -> str | None:
@@ -211,9 +237,7 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("ends a turn", ends or "-"))
     rows.append(("chat template", _first_lines(report["chat_template"])))
     for kind, run in report["runs"].items():
-        rows.append(
-            (f"runs on {kind}", "yes" if run["yes"] else "no: " + "; ".join(run["reasons"]))
-        )
+        rows.append((f"runs on {kind}", _verdict(run)))
     return rows
 
 
