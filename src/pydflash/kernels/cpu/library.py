@@ -6,6 +6,7 @@ both then share one OpenMP runtime and one pool of threads.
 
 import ctypes
 import functools
+import logging
 import os
 import warnings
 from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
@@ -17,6 +18,8 @@ from pydflash.errors import ConfigError
 from pydflash.kernels.cpu.compile import BuildError, build, file_name
 from pydflash.kernels.cpu.records import layout_number
 from pydflash.paths import cache_dir
+
+log = logging.getLogger(__name__)
 
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_layout": (c_int32, ()),
@@ -85,7 +88,13 @@ def unavailable() -> str | None:
 def _attempt() -> ctypes.CDLL | str:
     """The library or the reason against it, found out once."""
     try:
-        return open_library(find() or build(kernels_dir()))
+        path = find()
+        if path is None:
+            log.warning(
+                "compiling the CPU kernels for this machine, once; this takes half a minute"
+            )
+            path = build(kernels_dir())
+        return open_library(path)
     except (BuildError, OSError) as error:
         return str(error)
 
