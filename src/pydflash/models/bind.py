@@ -183,3 +183,14 @@ def block_count(checkpoint: Checkpoint) -> int:
             f"{len(present)} blocks; download or convert the file again"
         )
     return stated
+
+
+def vocab_rows(checkpoint: Checkpoint) -> int:
+    """Rows of the embedding: the vocabulary this model really has."""
+    info = checkpoint.tensors.get("token_embd.weight")
+    if info is None or len(info.shape) != 2:
+        raise CheckpointError(
+            f"{checkpoint.path.name} has no token_embd.weight matrix; "
+            "download or convert the file again"
+        )
+    return info.shape[0]

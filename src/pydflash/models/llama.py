@@ -9,8 +9,9 @@ from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
 from pydflash.kernels.ops import AttnArgs, AttnLayer, PagedKV, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
+from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder, block_count
+from pydflash.models.bind import Binder, block_count, vocab_rows
 from pydflash.models.ffn import MoeConfig, feed_forward
 from pydflash.state.base import PagedKVSpec, StateSpec
 
@@ -128,7 +129,6 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
         bind.ops.require("moe")
     factors = bind.vector_or_none("rope_freqs.weight", c.rope.dims // 2)
     rope = rope_table(c.rope, max_positions, factors, bind.ops.device)
-    token_embd = bind.weight({"token_embd.weight": c.vocab}, c.hidden)
     blocks: list[Block] = []
     for layer in range(c.layers):
         at = f"blk.{layer}.attn_"
@@ -143,33 +143,7 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
             eps=c.eps,
         )
         blocks.append(AttentionBlock(bind, c, layer, args))
-    output_norm = bind.vector("output_norm.weight", c.hidden)
-    tied = not bind.has("output.weight")
-    output = token_embd if tied else bind.weight({"output.weight": c.vocab}, c.hidden)
-    bind.finish()
-    return Decoder(
-        arch=c.arch,
-        ops=bind.ops,
-        token_embd=token_embd,
-        blocks=blocks,
-        output_norm=output_norm,
-        output=output,
-        eps=c.eps,
-        max_positions=max_positions,
-        specs=c.state_specs(),
-        nbytes=bind.nbytes,
-    )
-
-
-def vocab_rows(checkpoint: Checkpoint) -> int:
-    """Rows of the embedding: the vocabulary this model really has."""
-    info = checkpoint.tensors.get("token_embd.weight")
-    if info is None or len(info.shape) != 2:
-        raise CheckpointError(
-            f"{checkpoint.path.name} has no token_embd.weight matrix; "
-            "download or convert the file again"
-        )
-    return info.shape[0]
+    return assemble(bind, c, blocks, max_positions)
 
 
 def _rope(meta: Meta, head_dim: int, interleaved: bool) -> RopeSpec:

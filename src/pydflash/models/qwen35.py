@@ -13,10 +13,10 @@ from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
 from pydflash.kernels.ops import AttnArgs, AttnLayer, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
 from pydflash.layers.rope import RopeSpec, rope_table
+from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder, block_count
+from pydflash.models.bind import Binder, block_count, vocab_rows
 from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward
-from pydflash.models.llama import vocab_rows
 from pydflash.state.base import PagedKVSpec, RecurrentSpec, StateSpec
 
 Tensor = torch.Tensor
@@ -222,29 +222,13 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
         if _block_of(name) >= c.layers:
             bind.ignore([name])
     rope = rope_table(c.rope, max_positions, None, bind.ops.device)
-    token_embd = bind.weight({"token_embd.weight": c.vocab}, c.hidden)
     blocks: list[Block] = [
         AttentionBlock(bind, c, layer, rope)
         if c.is_attention(layer)
         else DeltaBlock(bind, c, layer)
         for layer in range(c.layers)
     ]
-    output_norm = bind.vector("output_norm.weight", c.hidden)
-    tied = not bind.has("output.weight")
-    output = token_embd if tied else bind.weight({"output.weight": c.vocab}, c.hidden)
-    bind.finish()
-    return Decoder(
-        arch=c.arch,
-        ops=bind.ops,
-        token_embd=token_embd,
-        blocks=blocks,
-        output_norm=output_norm,
-        output=output,
-        eps=c.eps,
-        max_positions=max_positions,
-        specs=c.state_specs(),
-        nbytes=bind.nbytes,
-    )
+    return assemble(bind, c, blocks, max_positions)
 
 
 def _feed_forward(bind: Binder, c: Config, at: str) -> FeedForward:
