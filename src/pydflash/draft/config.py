@@ -6,10 +6,11 @@ Canonical tensor names are those of the seeds' GGUF dialect (docs/speculation.md
 ffn_up, ffn_down (all `.weight`). Optional: `dflash.mask_embedding` [E], `dflash.aux_hidden_norm.j.weight`
 [Et], `blk.i.attn_gate.weight` [H or H * D, E], `blk.i.attn_{q,k,v,output}.bias`, `output.weight` [Vd, E]
 and `d2t` int [Vd] (reduced vocabulary: target id of draft id i is i + d2t[i], as in the speculators
-format), `blk.i.{attn,ffn}_conv.base` [2, W, E] (side, tap, channel) and `.proj.weight` [2 * W * groups, E], `dflash.selector.hproj.weight` [rank, E],
-`dflash.selector.{pred,succ}_cb` and `dflash.dspark.markov.{w1,w2}` [V, rank] (the first of each pair by
-target id, the second by draft id: [Vd, rank] with a reduced vocabulary),
-`dflash.dspark.confidence.{weight,bias}`, `dflash.domino.*` (draft.layout). Shapes in torch order.
+format), `blk.i.{attn,ffn}_conv.base` [2, W, E] (side, tap, channel) and `.proj.weight`
+[2 * W * groups, E], `dflash.selector.hproj.weight` [rank, E], `dflash.selector.{pred,succ}_cb` and
+`dflash.dspark.markov.{w1,w2}` [V, rank] (the first of a pair by target id, the second by draft id:
+[Vd, rank] with a reduced vocabulary), `dflash.dspark.confidence.{weight,bias}`, `dflash.domino.*`
+(draft.layout). Shapes in torch order.
 """
 
 from dataclasses import dataclass, field
