@@ -101,7 +101,7 @@ def test_open_drafter_refuses_a_block_size_that_is_missing_or_stated_twice(tmp_p
 
     refused(zlab(tmp_path / "none", config=none), "does not state", "block_size")
     path = zlab(tmp_path / "two", config=lambda v: v.update(block_size=8))
-    refused(path, "block sizes", "'4', '8'")
+    refused(path, "block sizes 4 and 8")
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,10 @@ def _leave_full_head(tensors: Tensors, checkpoint: Checkpoint, container: Contai
 
 def _vocab(checkpoint: Checkpoint, container: Container) -> int | None:
     if container == "safetensors":
-        inner = checkpoint.config.get("transformer_layer_config") or {}
-        found = checkpoint.config.get("vocab_size", inner.get("vocab_size"))
-        return found if isinstance(found, int) else None
+        inner = checkpoint.config.get("transformer_layer_config")
+        tables = [checkpoint.config, inner if isinstance(inner, dict) else {}]
+        found = [table["vocab_size"] for table in tables if "vocab_size" in table]
+        return found[0] if found and isinstance(found[0], int) else None
     stated = checkpoint.meta.int("{arch}.vocab_size", default=0)
     if not stated and "tokenizer.ggml.tokens" in checkpoint.meta:
         stated = checkpoint.meta.entry("tokenizer.ggml.tokens").count

@@ -46,7 +46,7 @@ def read_seeds(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     read = _Read(meta, "{arch}.dflash.")
     notes: list[str] = []
     hidden = meta.int("{arch}.embedding_length")
-    target_hidden = read.int("target_hidden", hidden)
+    target_hidden = read.int("target_hidden", read.int("feat_dim_per_capture", hidden))
     ids = _ints(meta, "{arch}.dflash.target_layer_ids", "the target's layers it conditions on")
     taps = check_taps(meta.name, shapes, target_hidden, len(ids))
     stated = read.int("n_target_layers", taps)
@@ -70,7 +70,7 @@ def read_seeds(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     )
     meta.ignore("{arch}.attention.value_length", "{arch}.dflash.n_target_features")
     meta.ignore("{arch}.dflash.*.enabled", "{arch}.dflash.*.vocab_size", "{arch}.dflash.dspark.*")
-    meta.ignore("{arch}.dflash.draft_vocab_size", "{arch}.dflash.feat_dim_per_capture")
+    meta.ignore("{arch}.dflash.draft_vocab_size")
     return config, notes + _unread(meta)
 
 

@@ -157,6 +157,8 @@ def _check_llama_cpp(c: DraftConfig, tokenizer: Meta) -> None:
         "a Domino head": c.domino is not None,
         "convolutions without a selector": c.conv is not None and c.selector is None,
         "a selector without convolutions": c.selector is not None and c.conv is None,
+        "a selector over a reduced vocabulary": c.selector is not None
+        and c.draft_vocab is not None,
         "a confidence head that does not read the Markov embedding": c.markov is not None
         and c.markov.confidence
         and not c.markov.confidence_with_markov,
