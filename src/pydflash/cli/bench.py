@@ -53,7 +53,10 @@ def step(
     peer_python: PeerPython = None,
     json: Json = None,
 ) -> None:
-    """Time a step of k exact rows, beside the least its bytes and operations could take here."""
+    """Time a step of k exact rows, beside the least its bytes and operations could take here.
+
+    A chain is the step alone; a tree branches, and the commit of an accepted path is in its time.
+    """
     from pydflash.bench.report import save
     from pydflash.bench.step import measure_steps
 
@@ -165,11 +168,12 @@ def _head(path: Path, rig: "Rig", peer: "PeerProcess | None", cache_type: str) -
 
 
 def _show_steps(figures: list["StepFigure"], title: str) -> None:
-    columns = ["rows", "ms best/med", "floor ms", "x floor", "bound by"]
+    columns = ["rows", "ms best/med", "commit ms", "floor ms", "x floor", "bound by"]
     columns += ["llama.cpp ms", "ratio"] if figures[0].theirs is not None else []
     lines = []
     for f in figures:
-        line = [str(f.rows), _pair(f.ours.best * 1e3, f.ours.median * 1e3)]
+        line = [f"{f.rows} {f.shape}", _pair(f.ours.best * 1e3, f.ours.median * 1e3)]
+        line += ["" if f.commits is None else f"{f.commits.median * 1e3:.2f}"]
         line += [f"{f.floor_s * 1e3:.2f}", f"{f.ours.best / f.floor_s:.2f}", f.bound]
         if f.theirs is not None:
             line += [_pair(f.theirs.best * 1e3, f.theirs.median * 1e3)]
