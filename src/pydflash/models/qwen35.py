@@ -11,7 +11,16 @@ import torch
 from pydflash.checkpoint.files import Checkpoint
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
-from pydflash.kernels.ops import AttnArgs, AttnLayer, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
+from pydflash.kernels.ops import (
+    AttnArgs,
+    AttnLayer,
+    DeltaArgs,
+    DeltaLayer,
+    PagedKV,
+    Recurrent,
+    Rope,
+    StepBatch,
+)
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
@@ -176,36 +185,36 @@ class DeltaBlock:
     def __init__(self, bind: Binder, config: Config, layer: int) -> None:
         c, d, at = config, config.delta, f"blk.{layer}."
         self.ops = bind.ops
-        self.eps = c.eps
-        self.attn_norm = bind.vector(at + "attn_norm.weight", c.hidden)
-        self.mixed = bind.weight(
-            {
-                at + "attn_qkv.weight": d.channels,
-                at + "attn_gate.weight": d.inner,
-                at + "ssm_alpha.weight": d.v_heads,
-                at + "ssm_beta.weight": d.v_heads,
-            },
-            c.hidden,
-        )
-        self.args = DeltaArgs(
-            k_heads=d.k_heads,
-            v_heads=d.v_heads,
-            k_dim=d.k_dim,
-            v_dim=d.v_dim,
-            conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)),
-            a=bind.vector(at + "ssm_a", d.v_heads),
-            dt_bias=bind.vector(at + "ssm_dt.bias", d.v_heads),
-            norm=bind.vector(at + "ssm_norm.weight", d.v_dim),
+        self.delta = DeltaLayer(
+            norm=bind.vector(at + "attn_norm.weight", c.hidden),
             eps=c.eps,
+            mixed=bind.weight(
+                {
+                    at + "attn_qkv.weight": d.channels,
+                    at + "attn_gate.weight": d.inner,
+                    at + "ssm_alpha.weight": d.v_heads,
+                    at + "ssm_beta.weight": d.v_heads,
+                },
+                c.hidden,
+            ),
+            args=DeltaArgs(
+                k_heads=d.k_heads,
+                v_heads=d.v_heads,
+                k_dim=d.k_dim,
+                v_dim=d.v_dim,
+                conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)),
+                a=bind.vector(at + "ssm_a", d.v_heads),
+                dt_bias=bind.vector(at + "ssm_dt.bias", d.v_heads),
+                norm=bind.vector(at + "ssm_norm.weight", d.v_dim),
+                eps=c.eps,
+            ),
+            output=bind.weight({at + "ssm_out.weight": c.hidden}, d.inner),
         )
-        self.ssm_out = bind.weight({at + "ssm_out.weight": c.hidden}, d.inner)
         self.ffn = _feed_forward(bind, c, at)
 
     def forward(self, x: Tensor, state: Recurrent, batch: StepBatch) -> Tensor:
-        ops, spans = self.ops, batch.spans
-        mixed = ops.norm_linear(x, self.attn_norm, self.eps, self.mixed, spans)
-        remembered = ops.delta(mixed, state, self.args, batch)  # [T, Hv * Dv]
-        return self.ffn.forward(ops.linear_add(remembered, self.ssm_out, x, spans), spans)
+        x = self.ops.delta_layer(x, self.delta, state, batch)
+        return self.ffn.forward(x, batch.spans)
 
 
 def describe(checkpoint: Checkpoint) -> Config:
@@ -216,7 +225,7 @@ def describe(checkpoint: Checkpoint) -> Config:
 def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
     """Bind the tensors `config` describes. Rotary tables cover `max_positions`."""
     c = config
-    bind.ops.require("delta", "delta_commit", *(["moe"] if c.moe else []))
+    bind.ops.require("delta_layer", "delta_commit", *(["moe"] if c.moe else []))
     bind.ignore(["*.nextn.*", "mtp.*", "*.input_scale"])
     for name in bind.checkpoint.tensors:
         if _block_of(name) >= c.layers:

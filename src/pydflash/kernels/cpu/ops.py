@@ -31,8 +31,8 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         )
     products = Products(library, threads)
     attention = Attention(library, threads)
-    layers = Layers(library, products, attention, threads)
     delta = Delta(library, threads)
+    layers = Layers(library, products, attention, delta, threads)
     return OpTable(
         name="cpu",
         device=device,
@@ -49,6 +49,7 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
         formats=frozenset(FORMATS),
         delta=delta.delta,
+        delta_layer=layers.delta_layer,
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
