@@ -16,10 +16,6 @@ RESERVE_BYTES = 256 << 20
 """Left for activations, logits, the tokenizer and the rest of the process."""
 
 
-SLOTS_PER_SEQUENCE = 2
-"""A running sequence's recurrent state, and a way back for the conversation it may leave behind."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Sizes in bytes; `pages` of PAGE_SIZE positions; `max_ctx` positions of one sequence.
@@ -76,7 +72,7 @@ def plan_memory(
     """
     page = page_bytes(specs, state.cache_type_k, state.cache_type_v)
     slot = sum(s.slot_bytes for s in recurrent_specs(specs))
-    slots = SLOTS_PER_SEQUENCE * state.max_concurrency if slot else 0
+    slots = (1 + state.captures) * state.max_concurrency if slot else 0
     tape = exact_rows * sum(s.tape_bytes for s in recurrent_specs(specs))
     fixed = weights + slots * slot + tape
     room = available - fixed - RESERVE_BYTES

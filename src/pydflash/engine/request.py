@@ -27,12 +27,18 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to answer and how. `keep` names a conversation whose state outlives the request."""
+    """What to answer and how. `keep` names a conversation whose state outlives the request.
+
+    `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
+    end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
+    attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
     keep: str | None = None
+    capture_at: tuple[int, ...] = ()
     id: int = field(default_factory=lambda: next(_ids))
 
 

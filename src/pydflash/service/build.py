@@ -101,7 +101,13 @@ def load(
     _check_vocabulary(tokenizer, model.vocab_size, path)
     engine = Engine(
         model,
-        States(PagePool(plan.pages), kv, recurrent, layer_states(specs, kv, recurrent)),
+        States(
+            PagePool(plan.pages),
+            kv,
+            recurrent,
+            layer_states(specs, kv, recurrent),
+            config.state.captures,
+        ),
         max_ctx=plan.max_ctx,
         max_running=config.state.max_concurrency,
         prefill_chunk=config.step.prefill_chunk,
@@ -167,3 +173,5 @@ def _check(config: EngineConfig) -> None:
             raise ConfigError(f"{form!r} is no cache type; choose {', '.join(get_args(KvFormat))}")
     if config.runtime.threads < 0 or config.state.max_ctx < 0 or config.state.kv_pages < 0:
         raise ConfigError("--threads, --max-ctx and --kv-pages must be 0 (automatic) or more")
+    if config.state.captures < 0:
+        raise ConfigError("--captures must be 0 or more")
