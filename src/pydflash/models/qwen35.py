@@ -24,8 +24,8 @@ from pydflash.kernels.ops import (
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder, block_count, vocab_rows
-from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward
+from pydflash.models.bind import Binder, block_count, layer_of, vocab_rows
+from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward, ffn_width
 from pydflash.state.base import PagedKVSpec, RecurrentSpec, StateSpec
 
 Tensor = torch.Tensor
@@ -94,6 +94,14 @@ class Config:
 
     def is_attention(self, layer: int) -> bool:
         return (layer + 1) % self.interval == 0
+
+    @property
+    def width(self) -> int:
+        """Floats that a token takes while a layer runs, about."""
+        q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.delta
+        attention = 2 * q + 2 * kv + 2 * q
+        delta = 2 * d.channels + 2 * d.inner + 4 * d.v_heads
+        return 2 * self.hidden + max(attention, delta, ffn_width(self.hidden, self.ffn, self.moe))
 
     def state_specs(self) -> list[StateSpec]:
         return [self._spec(layer) for layer in range(self.layers)]
@@ -228,7 +236,7 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
     bind.ops.require("delta_layer", "delta_commit", *(["moe"] if c.moe else []))
     bind.ignore(["*.nextn.*", "mtp.*", "*.input_scale"])
     for name in bind.checkpoint.tensors:
-        if _block_of(name) >= c.layers:
+        if layer_of(name) >= c.layers:
             bind.ignore([name])
     rope = rope_table(c.rope, max_positions, None, bind.ops.device)
     blocks: list[Block] = [
@@ -246,16 +254,10 @@ def _feed_forward(bind: Binder, c: Config, at: str) -> FeedForward:
     )
 
 
-def _block_of(name: str) -> int:
-    """The number in `blk.N.`, -1 for other names."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else -1
-
-
 def _layers(checkpoint: Checkpoint) -> int:
     """Blocks that are layers: those counted, less those at the end that predict further tokens."""
     count = block_count(checkpoint)
-    extra = {_block_of(name) for name in checkpoint.tensors if ".nextn." in name}
+    extra = {layer_of(name) for name in checkpoint.tensors if ".nextn." in name}
     while count and count - 1 in extra:
         count -= 1
     return count

@@ -76,12 +76,13 @@ def load(
     device = torch.device("cpu")
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
     plan = plan_memory(
-        weights=sum(info.nbytes for info in checkpoint.tensors.values()),
+        footprint=described.footprint(ops),
         specs=described.config.state_specs(),
         model_ctx=described.config.max_positions,
         state=config.state,
         available=available_memory_bytes(),
-        exact_rows=config.step.max_exact_rows,
+        step=config.step,
+        nodes=1 if proposer is None else proposer.max_nodes,
     )
     done = 0
 

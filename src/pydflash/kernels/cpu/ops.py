@@ -14,7 +14,7 @@ from pydflash.kernels.cpu.delta import Delta
 from pydflash.kernels.cpu.layers import Layers
 from pydflash.kernels.cpu.moe import Moe
 from pydflash.kernels.cpu.products import Products
-from pydflash.kernels.cpu.weights import FORMATS
+from pydflash.kernels.cpu.weights import FORMATS, LANES
 from pydflash.kernels.ops import OpTable
 
 
@@ -53,4 +53,5 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
+        panel_rows=LANES,
     )

@@ -84,4 +84,5 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         moe=moe,
         scales=True,
+        keeps=lin.KEEP_BYTES,
     )
