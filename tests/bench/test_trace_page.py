@@ -148,6 +148,7 @@ def test_page_tells_costs_and_probabilities() -> None:
     assert "2 of 4 drafts accepted" in written
     assert "<q> sky</q> 75%" in written
     assert "✓ 50%" in written
+    assert "&lt;0.1%" in written
 
 
 def test_page_without_rounds_says_so() -> None:

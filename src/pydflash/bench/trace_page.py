@@ -4,13 +4,12 @@ It is well-formed XML, too. Without scripts everything can still be read and unf
 keys (j and k, or the arrows, step through rounds; o unfolds all).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from pydflash.bench.trace_tree import Text, shown, tree
+from pydflash.bench.trace_tree import Text, percent, shown, tree
 from pydflash.spec.trace import RoundTrace
 
 
@@ -154,7 +153,7 @@ def _target(r: RoundTrace, trace: Trace, text: Text) -> str:
         return ""
     both = zip(r.gained, told, strict=True)
     words = ", ".join(
-        f"<q>{escape(shown(text([token])))}</q> {math.exp(logp) * 100:.0f}%" for token, logp in both
+        f"<q>{escape(shown(text([token])))}</q> {escape(percent(logp))}" for token, logp in both
     )
     return f" The target's probabilities: {words}."
 

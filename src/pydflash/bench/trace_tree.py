@@ -63,7 +63,13 @@ def _note(node: int, last: int, r: RoundTrace, accepted: bool) -> str:
         return "drawn"
     if node == 0:
         return "✓ anchor"
-    return ("✓ " if accepted else "") + f"{math.exp(r.logp[node]) * 100:.3g}%"
+    return ("✓ " if accepted else "") + percent(r.logp[node])
+
+
+def percent(logp: float) -> str:
+    """A probability for a person."""
+    share = math.exp(logp) * 100
+    return "<0.1%" if share < 0.1 else f"{share:.1f}%" if share < 9.95 else f"{share:.0f}%"
 
 
 def _columns(labels: list[str], depth: list[int]) -> list[tuple[float, float]]:
