@@ -187,10 +187,10 @@ summary { cursor: pointer; overflow-wrap: anywhere }
 .scroll { overflow-x: auto }
 svg text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink) }
 svg .p { fill: var(--dim) }
-svg rect { fill: var(--paper); stroke: var(--line); stroke-dasharray: 4 3 }
+svg rect { fill: var(--paper); stroke: var(--dim); stroke-dasharray: 4 3 }
 svg .yes rect { fill: var(--good-soft); stroke: var(--good); stroke-width: 2; stroke-dasharray: none }
 svg .end rect { fill: var(--soft); stroke: var(--drawn); stroke-width: 2; stroke-dasharray: none }
-svg path { fill: none; stroke: var(--line) } svg path.yes { stroke: var(--good); stroke-width: 2 }
+svg path { fill: none; stroke: var(--dim) } svg path.yes { stroke: var(--good); stroke-width: 2 }
 """
 
 # No "<" and no "&" in here: the page is XML as well.

@@ -1,6 +1,7 @@
 """Trace tree: one round's tree as inline SVG, depth to the right, and text made safe to show."""
 
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
@@ -76,7 +77,7 @@ def _columns(labels: list[str], depth: list[int]) -> list[tuple[float, float]]:
     """(left edge, width) of each depth, as wide as its widest label."""
     widths = [0.0] * (max(depth) + 1)
     for label, d in zip(labels, depth, strict=True):
-        widths[d] = max(widths[d], max(len(label), 8) * _CHAR + 12)
+        widths[d] = max(widths[d], max(_width(label), 8) * _CHAR + 12)
     out: list[tuple[float, float]] = []
     x = 1.0
     for width in widths:
@@ -105,6 +106,10 @@ def _places(parents: list[int]) -> list[float]:
 def _label(text: str) -> str:
     seen = shown(text).replace(" ", "·") or "∅"
     return seen if len(seen) <= _MOST else seen[: _MOST - 1] + "…"
+
+
+def _width(label: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in label)
 
 
 def _seen(c: str, lines: bool) -> str:
