@@ -14,6 +14,7 @@ from pydflash.state.base import PagedKVSpec, StateSpec
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
+from pydflash.state.ring import RingContext, RingStore
 from pydflash.state.sequence import SequenceState, commit_all
 
 
@@ -32,10 +33,13 @@ class States:
         kv: KvStore,
         recurrent: RecurrentStore | None = None,
         layers: Many[PagedKV | Recurrent] | None = None,
+        rings: RingStore | None = None,
     ) -> None:
+        """`rings`: the drafter's, when there is a drafter that keeps state."""
         self.pool = pool
         self.kv = kv
         self.recurrent = recurrent
+        self.rings = rings
         self.layers = kv.layers if layers is None else layers
         self._of: dict[int, SequenceState] = {}
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -45,7 +49,7 @@ class States:
 
     def new(self) -> SequenceState:
         """An empty state, held by nobody yet."""
-        return SequenceState(self.pool, self.kv, self.recurrent)
+        return SequenceState(self.pool, self.kv, self.recurrent, self._ring())
 
     def wanted(self, sequence: Sequence, count: int) -> int:
         state = self._of.get(sequence.request.id)
@@ -125,6 +129,18 @@ class States:
         self.pool.check(state.pages for state in held)
         if self.recurrent is not None:
             self.recurrent.check([slot for state in held for slot in state.slots_held()])
+
+    def _ring(self) -> RingContext | None:
+        """A ring for a new state; the oldest conversation that nobody continues loses its own."""
+        if self.rings is None:
+            return None
+        ring = self.rings.open()
+        for kept in self._kept.values():
+            if ring is not None:
+                break
+            kept.state.drop_draft()
+            ring = self.rings.open()
+        return ring
 
     def _evict(self) -> bool:
         """Drop the oldest kept conversation, if there is one."""

@@ -32,9 +32,13 @@ class Model(Protocol):
     """What the engine drives. Every architecture offers all of it."""
 
     arch: str
-    vocab_size: int
     max_positions: int
     nbytes: int
+    token_embd: Weight  # a drafter shares both ends
+    output: Weight
+
+    @property
+    def vocab_size(self) -> int: ...
 
     def state_specs(self) -> list[StateSpec]: ...
 
