@@ -1,4 +1,7 @@
-"""`pydflash bench`: what a step costs, and how fast prompts are read and answers written."""
+"""`pydflash bench`: what a step costs, and how fast prompts are read and answers written.
+
+The verb `suite` has a file of its own.
+"""
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -18,7 +21,12 @@ if TYPE_CHECKING:
     from pydflash.bench.speed import SpeedFigure
     from pydflash.bench.step import StepFigure
 
-app = App(name="bench", help="Measure steps and speed.", help_format="plaintext")
+app = App(name="bench", help="Measure steps, speed and drafts.", help_format="plaintext")
+app.command(
+    "pydflash.cli.suite:suite",
+    name="suite",
+    help="Answer the same prompts plainly and with drafts, in turn.",
+)
 
 Model = Annotated[
     str, Parameter(name="--model", help="catalogue name, path, or hf:owner/repo/file")
