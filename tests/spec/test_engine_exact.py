@@ -47,7 +47,9 @@ def make_engine(
     recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
     return Engine(
         model,
-        States(PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent), captures),
+        States(
+            PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent), captures=captures
+        ),
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,

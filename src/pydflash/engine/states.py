@@ -33,6 +33,7 @@ class States:
         kv: KvStore,
         recurrent: RecurrentStore | None = None,
         layers: Many[PagedKV | Recurrent] | None = None,
+        *,
         rings: RingStore | None = None,
         captures: int = 1,
     ) -> None:

@@ -107,7 +107,7 @@ def load(
             kv,
             recurrent,
             layer_states(specs, kv, recurrent),
-            config.state.captures,
+            captures=config.state.captures,
         ),
         max_ctx=plan.max_ctx,
         max_running=config.state.max_concurrency,
