@@ -30,8 +30,8 @@ def domino_of(shapes: Shapes, *, prefix: int) -> DominoConfig | None:
     at = "dflash.domino."
     if not any(name.startswith(at) for name in shapes):
         return None
-    hidden = shapes.get(at + "gru.weight_hh", (0,))[-1]
-    embedding = shapes.get(at + "head.w2", (0,))[-1]
+    hidden = max(shapes.get(at + f"gru.weight_{side}", (0,))[0] // 3 for side in ("hh", "ih"))
+    embedding = max(shapes.get(at + "head.w1", (0,))[0], shapes.get(at + "head.w2", (0,))[-1])
     return DominoConfig(hidden=hidden, embedding=embedding, prefix=prefix)
 
 

@@ -185,11 +185,11 @@ def _rope(meta: Meta, head_dim: int) -> RopeSpec:
     if kind == "none":
         meta.ignore(key + "*")
         return plain
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedError(f"{meta.name}: rope scaling {kind!r} is not built yet")
     factor = _f32(meta.float(key + "factor"))
     if kind == "linear":
         return replace(plain, scaling="linear", factor=factor)
-    if kind != "yarn":
-        raise UnsupportedError(f"{meta.name}: rope scaling {kind!r} is not built yet")
     attn = meta.float(key + "attn_factor", default=meta.float(key + "yarn_attn_factor", default=1))
     return replace(
         plain,

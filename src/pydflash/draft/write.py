@@ -6,7 +6,8 @@ What a container cannot say is refused by name; nothing is lost in silence. Tens
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from pydflash.checkpoint import writer
 from pydflash.checkpoint.files import TensorInfo
 from pydflash.checkpoint.meta import Meta
-from pydflash.checkpoint.requantize import requantize
+from pydflash.checkpoint.requantize import Progress, requantize
 from pydflash.draft.bounds import check_config
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.formats import DraftFormats
@@ -33,7 +34,6 @@ from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor | QuantTensor]
-Progress = Callable[[TensorInfo, QuantFormat], None]
 
 _FORMATS = {
     torch.float32: "F32",
@@ -55,6 +55,7 @@ def write_gguf(
     type: str | None = None,
     tokenizer: Meta | None = None,
     progress: Progress | None = None,
+    pool: ThreadPoolExecutor | None = None,
 ) -> Path:
     """Write the GGUF file `path` and return it.
 
@@ -76,7 +77,7 @@ def write_gguf(
     plan: list[writer.TensorSource] = []
     for name, (theirs, tensor) in packed.items():
         target = formats.format_of(name, tensor.shape, tensor.format)
-        plan.append(_source(theirs, tensor, target, progress))
+        plan.append(_source(theirs, tensor, target, progress, pool))
     keys: dict[str, object] = {
         "general.architecture": dialect,
         "general.type": "model",
@@ -164,7 +165,11 @@ def _packed(
 
 
 def _source(
-    theirs: str, tensor: QuantTensor, target: QuantFormat, progress: Progress | None
+    theirs: str,
+    tensor: QuantTensor,
+    target: QuantFormat,
+    progress: Progress | None,
+    pool: ThreadPoolExecutor | None,
 ) -> writer.TensorSource:
     rows = tensor.data.numel() // tensor.data.shape[-1]
     nbytes = rows * target.row_bytes(tensor.cols)
@@ -173,7 +178,7 @@ def _source(
     def make() -> QuantTensor:
         if progress is not None:
             progress(replace(info, format=tensor.format, nbytes=tensor.nbytes), target)
-        return requantize(tensor, target)
+        return requantize(tensor, target, pool)
 
     return info, make
 
