@@ -52,4 +52,5 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
+        store_kv=attention.store_kv,
     )
