@@ -62,6 +62,7 @@ class AttnRecord(ctypes.Structure):
         ("eps", c_float),
         ("softcap", c_float),
         ("gated", c_int32),
+        ("causal", c_int32),
     )
 
 
@@ -113,6 +114,7 @@ class BatchRecord(ctypes.Structure):
         ("ancestors", c_void_p),
         ("cu_q", c_void_p),
         ("kinds", c_void_p),
+        ("first", c_void_p),
         ("tokens", c_int32),
         ("rows", c_int32),
         ("pages_per_row", c_int32),

@@ -16,7 +16,7 @@ from pydflash.kernels.ops import (
 )
 from pydflash.kernels.ref import linear as lin
 from pydflash.kernels.ref import moe as experts
-from pydflash.kernels.ref.attention import attention, copy_slots
+from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.quant.formats import FORMATS
@@ -84,5 +84,9 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         moe=moe,
         scales=True,
+<<<<<<< HEAD
         keeps=lin.KEEP_BYTES,
+=======
+        store_kv=store_kv,
+>>>>>>> dnet
     )

@@ -115,6 +115,11 @@ void pf_attention(const PfAttn* args, const PfKV* kv, const PfBatch* batch, cons
   active->attention(*args, *kv, *batch, qkv, out, threads);
 }
 
+void pf_store_kv(const PfAttn* args, const PfKV* kv, const PfBatch* batch, const float* pairs, int64_t stride,
+                 int32_t threads) {
+  active->store_kv(*args, *kv, *batch, pairs, stride, threads);
+}
+
 void pf_delta(const PfDelta* args, float* conv, float* state, const PfTape* tape, const PfDeltaBatch* batch,
               const float* mixed, float* out, int32_t threads) {
   if (batch->tokens <= 0) return;
