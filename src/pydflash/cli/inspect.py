@@ -197,7 +197,7 @@ def _ops(checkpoint: "Checkpoint") -> set[str]:
         if "_exps." in name:
             ops.add("moe")
         if ".ssm_" in name:
-            ops |= {"delta", "delta_commit"}
+            ops |= {"delta_layer", "delta_commit"}
     return ops
 
 

@@ -26,7 +26,8 @@ VERBS = {
     "quantize": ("pydflash.cli.quantize:quantize", "Rewrite a model file in another format."),
     "convert": ("pydflash.cli.convert:convert", "Convert a drafter between file formats."),
     "devices": ("pydflash.cli.devices:devices", "List the devices of this machine."),
-    "bench": ("pydflash.cli.bench:app", "Measure steps and speed."),
+    "bench": ("pydflash.cli.bench:app", "Measure steps, speed and drafts."),
+    "trace": ("pydflash.cli.trace:trace", "Show an answer round by round: drafts and costs."),
 }
 _INTERRUPTED = 130
 
