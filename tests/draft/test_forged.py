@@ -64,7 +64,7 @@ def test_read_gguf_survives_forged_metadata(read: Callable[..., Any], case: str)
         good = {"general.architecture": "dflash-draft"} | seeds_keys(config, "dflash-draft")
     else:
         target = Meta.from_values("target", tokens)
-        good = {"general.architecture": "dflash"} | tokens | llama_cpp_keys(config, target)
+        good = {"general.architecture": "dflash"} | tokens | llama_cpp_keys(config, target, shapes)
     assert survives(lambda: read(Meta.from_values("good", good), shapes), shapes)
     seen = {True: 0, False: 0}
     for key in good:

@@ -68,6 +68,10 @@ class DraftFile:
         """`general.architecture` of a GGUF file."""
         return self.checkpoint.meta.arch if self.checkpoint.kind == "gguf" else None
 
+    def find(self, name: str) -> QuantTensor | None:
+        """A tensor by canonical name, or None: what `draft.dflash` reads a drafter by."""
+        return self.checkpoint.tensor(name) if name in self.checkpoint.tensors else None
+
     def tensors(self) -> dict[str, QuantTensor]:
         """Every tensor by canonical name: views of the file, nothing read yet."""
         return {name: self.checkpoint.tensor(name) for name in self.checkpoint.tensors}

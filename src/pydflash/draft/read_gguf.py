@@ -91,6 +91,10 @@ def read_llama_cpp(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     if min(inputs) < 1:
         raise UnsupportedError(f"{meta.name} conditions on the target's embeddings: not built yet")
     check_taps(meta.name, shapes, hidden, len(inputs))
+    if "d2t" in shapes and "output.weight" not in shapes:
+        raise CheckpointError(
+            f"{meta.name} reduces the vocabulary and lacks the tensor output.weight; convert it again"
+        )
     markov = "dflash.dspark.markov.w1" in shapes
     config = DraftConfig(
         **_backbone(meta, read, _windows(meta, ("{arch}.attention.sliding_window",))),
