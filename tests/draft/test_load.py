@@ -23,8 +23,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf")
 
 
-def scores(path: Path, target: Path) -> DraftScores:
-    """Three candidates for each slot after 20 positions of made-up features."""
+def scores(
+    path: Path,
+    target: Path,
+    features: torch.Tensor | None = None,
+    *,
+    anchor: int = 5,
+    top_k: int = 3,
+) -> DraftScores:
+    """Candidates for each slot after `features` f32 [S, n * Et], 20 random positions by default."""
     ops = ops_of("ref")
     with open_drafter(path) as drafter, open_checkpoint(target) as lender:
         head = lender.tensor("output.weight")
@@ -44,11 +51,12 @@ def scores(path: Path, target: Path) -> DraftScores:
         assert network.slots == drafter.config.slots
         context = network.open_store(1, 64, "f32").open()
         assert context is not None
-        width = len(drafter.config.target_layers) * drafter.config.target_hidden
-        rng = torch.Generator().manual_seed(1)
-        context.append(0, torch.randn(20, width, generator=rng))
-        row = DraftRow(tokens=[5] * 21, context=context)
-        return network.score([row], network.slots, 3)[0]
+        if features is None:
+            width = len(drafter.config.target_layers) * drafter.config.target_hidden
+            features = torch.randn(20, width, generator=torch.Generator().manual_seed(1))
+        context.append(0, features)
+        row = DraftRow(tokens=[0] * len(features) + [anchor], context=context)
+        return network.score([row], network.slots, top_k)[0]
 
 
 @pytest.mark.parametrize("name", CASES)
