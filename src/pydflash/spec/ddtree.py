@@ -40,10 +40,10 @@ class Growth:
         "_pair",
         "_parents",
         "_serial",
-        "_slots",
         "_table",
         "_tokens",
         "_top_k",
+        "slots",
         "weights",
     )
 
@@ -58,7 +58,7 @@ class Growth:
         floor: float = NONE_LEFT,
     ) -> None:
         """Start with the best path of `chain` nodes, cut where its weight falls below `floor`."""
-        self._slots = scores.slots
+        self.slots = scores.slots
         self._top_k = top_k
         self._pair = scores.pair
         self._table: list[list[int]] = scores.tokens.tolist()
@@ -70,7 +70,7 @@ class Growth:
         # (-weight, serial, parent, slot, candidates, place among them, whether on the best path)
         self._heap: list[tuple[float, int, int, int, _Row, int, bool]] = []
         self._serial = 0
-        self._seed(min(chain, self._slots), floor)
+        self._seed(min(chain, self.slots), floor)
 
     def __len__(self) -> int:
         """Nodes so far, the root included."""
@@ -124,7 +124,7 @@ class Growth:
             self._push(weight - logp + row[at + 1][1], parent, slot, row, at + 1, on)
 
     def _push_child(self, node: int, slot: int, candidate: int, on: bool) -> None:
-        if slot < self._slots and (row := self._row(slot, candidate, on)):
+        if slot < self.slots and (row := self._row(slot, candidate, on)):
             self._push(self.weights[node] + row[0][1], node, slot, row, 0, on)
 
     def _push(self, weight: float, parent: int, slot: int, row: _Row, at: int, on: bool) -> None:
