@@ -52,7 +52,7 @@ def test_starts_as_the_identity() -> None:
 def test_learns_what_claims_are_worth_on_and_off_the_best_path() -> None:
     dice = np.random.default_rng(1)
     calibration = Calibration(4)
-    for _ in range(1500):
+    for _ in range(1000):
         scores = claim(dice)
         calibration.apply(scores)
         calibration.observe(scores, walk(dice, scores, 2.0, 0.2))
@@ -77,7 +77,7 @@ def test_learns_what_claims_are_worth_on_and_off_the_best_path() -> None:
 def test_conditional_scores_are_calibrated_by_their_own_rows() -> None:
     dice = np.random.default_rng(2)
     calibration = Calibration(4)
-    for _ in range(1500):
+    for _ in range(1000):
         scores = claim(dice, pair=True)
         calibration.observe(scores, walk(dice, scores, 2.0, 1.0))
     scores = claim(dice, pair=True)

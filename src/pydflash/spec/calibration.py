@@ -19,11 +19,11 @@ F64 = npt.NDArray[np.float64]
 LOW, HIGH = -8, 6  # log-odds of the first and the last bin; bins are one apart
 WINDOW = 400  # observations of a depth after which older ones weigh 1/e
 POOL_PRIOR = 4.0  # observations that the identity is worth, in the bins of all depths together
-DEPTH_PRIOR = 8.0  # observations that the pooled map is worth, in those of one depth
+DEPTH_PRIOR = 5.0  # observations that the pooled map is worth, in those of one depth
 REFRESH = 32  # most observed rounds between two updates of the map
 SLACK = 0.5  # standard deviations by which a best candidate may be misjudged for nothing
 ALARM = 7.0  # sum of what exceeds the slack that means: the text or the drafter has changed
-KEPT = 12.0  # observations that a depth's counts weigh at most after an alarm
+KEPT = 6.0  # observations that a depth's counts weigh at most after an alarm
 _KNOTS = np.arange(LOW, HIGH + 1, dtype=np.float64)
 _BINS = len(_KNOTS)
 _FAINT = 0.05  # weight of an empty bin when neighbours must be put in order
