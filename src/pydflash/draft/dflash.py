@@ -51,7 +51,7 @@ class DFlash:
         max_positions: int,
         output_rows: Callable[[Tensor], QuantTensor] | None = None,
     ) -> None:
-        ops.require("store_kv")
+        ops.require("store_kv", "top")
         if config.hidden != token_embd.cols:
             raise CheckpointError(
                 f"the drafter works with {config.hidden} features, the model embeds its tokens with "
@@ -196,9 +196,8 @@ class DFlash:
             logits.mul_(c.logit_scale)
         if c.logit_softcap is not None:
             logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
-        best, ids = logits.topk(min(max(top_k, self._head.width), logits.shape[-1]))
+        best, ids, total = self._ops.top(logits, max(top_k, self._head.width))
         tokens = (ids if self._tokens is None else self._tokens[ids]).int().numpy()
-        total = logits.logsumexp(-1).numpy()
         for r, anchor in enumerate(anchors):
             own = slice(r * slots, (r + 1) * slots)
             yield Candidates(
@@ -207,7 +206,7 @@ class DFlash:
                 ids=ids[own],
                 tokens=tokens[own],
                 logits=best[own].numpy(),
-                total=total[own],
+                total=total[own].numpy(),
             )
 
 

@@ -17,6 +17,7 @@ from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
+from pydflash.kernels.ref.top import top
 from pydflash.quant.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -78,4 +79,5 @@ def build_ops(device: torch.device) -> OpTable:
         moe=moe,
         scales=True,
         store_kv=store_kv,
+        top=top,
     )
