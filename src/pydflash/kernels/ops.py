@@ -258,6 +258,17 @@ class DenseLayer:
     act: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeltaLayer:
+    """The Gated DeltaNet half of a layer: norm, merged qkv|z|alpha|beta, recurrence, output, residual."""
+
+    norm: Tensor  # f32 [E]
+    eps: float
+    mixed: Weight
+    args: DeltaArgs
+    output: Weight
+
+
 class Prepare(Protocol):
     def __call__(self, parts: Sequence[QuantTensor], bias: Tensor | None = None) -> Weight:
         """Merge tensors along rows and put them in the backend's layout. The caller may drop the
@@ -302,6 +313,8 @@ class OpTable:
         chain of parents, silu, l2 norm of q and k, the recurrence from the parent's state, norm gated by
         silu(z). Prefill rows and exact rows of one token advance their slot in place; exact rows of
         several leave it as it was and fill `recurrent.tape`.
+    delta_layer(x [T, E], layer, recurrent, batch) -> [T, E]: x + linear(delta(norm_linear(x))); may
+        overwrite and return x
     delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
         operations on the same operands: bit-equal to rows of one token each.
     top(logits [M, V], k) -> values [M, K] descending, ids int64 [M, K], totals [M]: the K = min(k, V) best
@@ -325,9 +338,14 @@ class OpTable:
     copy_slots: Callable[[PagedKV, Tensor, Tensor], None]
     formats: frozenset[str]  # weight formats this table multiplies by
     delta: Callable[[Tensor, Recurrent, DeltaArgs, StepBatch], Tensor] = Missing("delta")
+    delta_layer: Callable[[Tensor, DeltaLayer, Recurrent, StepBatch], Tensor] = Missing(
+        "delta_layer"
+    )
     delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
+    panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
+    keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
 

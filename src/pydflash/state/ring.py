@@ -108,10 +108,12 @@ class RingContext:
         """Features f32 [n, feature_size] of positions position.. of the target. A gap starts afresh."""
         if position != self.end:
             self.restart(position)
-        if len(features) > self.store.window:
-            self.restart(position + len(features) - self.store.window)
-            features = features[-self.store.window :]
         self.pending.append(features)
+        if self.num_pending > self.store.window:  # what would be overwritten at once
+            end, latest = self.end, self.take()
+            assert latest is not None
+            self.restart(end - self.store.window)
+            self.pending = [latest[-self.store.window :]]
 
     def take(self) -> Tensor | None:
         """The pending features, f32 [n, feature_size], for positions length..; the caller stores them

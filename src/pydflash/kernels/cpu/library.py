@@ -44,6 +44,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         None,
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),
     ),
+    "pf_delta_layer": (
+        None,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),
+    ),
     "pf_delta_commit": (
         None,
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_int32),

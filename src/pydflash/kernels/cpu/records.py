@@ -90,6 +90,18 @@ class DenseLayerRecord(ctypes.Structure):
     )
 
 
+class DeltaLayerRecord(ctypes.Structure):
+    """The Gated DeltaNet half of a layer."""
+
+    _fields_ = (
+        ("mixed", c_void_p),
+        ("output", c_void_p),
+        ("norm", c_void_p),
+        ("args", c_void_p),
+        ("eps", c_float),
+    )
+
+
 class BatchRecord(ctypes.Structure):
     """One step: pointers into the tensors of a StepBatch."""
 
@@ -186,5 +198,6 @@ def layout_number() -> int:
         (MoeRecord, 23),
         (AttnLayerRecord, 29),
         (DenseLayerRecord, 31),
+        (DeltaLayerRecord, 37),
     )
     return sum(ctypes.sizeof(record) * factor for record, factor in sizes)
