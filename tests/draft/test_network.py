@@ -1,4 +1,4 @@
-"""The drafter network: every kind against float64, and what a ring, a batch or a lost feature may not change."""
+"""The drafter network: every kind against float64; what rings, batches and lost features may not change."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -187,7 +187,7 @@ def test_a_row_does_not_know_its_company(ops: OpTable, name: str) -> None:
 
     def contexts() -> list[RingContext]:
         made = []
-        for length, features in known.items():
+        for features in known.values():
             context = store.open()
             assert context is not None
             context.append(0, features)
@@ -315,9 +315,9 @@ def test_another_models_drafter_is_refused(ops: OpTable) -> None:
     tensors = tiny_draft(case.config)
     with pytest.raises(CheckpointError, match="made for another model"):
         assemble(case.config, ops, tensors, EMBD[:, :32], OUTPUT, max_positions=100)
-    with pytest.raises(CheckpointError, match="no tensor blk.1.ffn_up.weight"):
-        missing = {n: t for n, t in tensors.items() if n != "blk.1.ffn_up.weight"}
+    missing = {n: t for n, t in tensors.items() if n != "blk.1.ffn_up.weight"}
+    with pytest.raises(CheckpointError, match=r"no tensor blk\.1\.ffn_up\.weight"):
         assemble(case.config, ops, missing, EMBD, OUTPUT, max_positions=100)
+    short = {**tensors, "output_norm.weight": torch.ones(63)}
     with pytest.raises(CheckpointError, match="configuration implies"):
-        short = {**tensors, "output_norm.weight": torch.ones(63)}
         assemble(case.config, ops, short, EMBD, OUTPUT, max_positions=100)
