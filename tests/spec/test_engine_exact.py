@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pydflash.checkpoint.files import open_checkpoint
+from pydflash.draft.base import Context, DraftRow
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
@@ -16,7 +17,7 @@ from pydflash.kernels import select
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
-from pydflash.spec.proposer import Proposer
+from pydflash.spec.proposer import Outcome, Proposer, Spent
 from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
@@ -35,6 +36,7 @@ def make_engine(
     chunk: int = 32,
     max_ctx: int = 256,
     slots: int = 0,
+    captures: int = 1,
 ) -> Engine:
     table = select.build(torch.device("cpu"), ops=ops, threads=2)
     described = describe(open_checkpoint(path))
@@ -42,10 +44,12 @@ def make_engine(
     specs = model.state_specs()
     kv = KvStore(specs, pages, "f16", "f16", table)
     hybrid = recurrent_specs(specs)
-    recurrent = RecurrentStore(hybrid, slots or 2 * running, table) if hybrid else None
+    recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
     return Engine(
         model,
-        States(PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent)),
+        States(
+            PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent), captures=captures
+        ),
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,
@@ -123,14 +127,24 @@ class Guesses:
     """Trees that hold the right continuation here and there among wrong ones, at random."""
 
     max_nodes = 7
+    taps = ()
 
     def __init__(self, known: dict[int, list[int]], seed: int) -> None:
         self.known = known  # prompt length -> prompt and answer
         self.dice = random.Random(seed)
         self.hits = 0
+        self.settled = 0
 
-    def propose(self, histories: Sequence[Sequence[int]]) -> list[Proposal]:
-        return [self._tree(list(history)) for history in histories]
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        return [self._tree(list(row.tokens)) for row in rows]
+
+    def settle(
+        self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
+    ) -> None:
+        assert not contexts  # nothing is tapped
+        for outcome in outcomes:
+            assert len(outcome.path) == len(outcome.drawn)
+            self.settled += len(outcome.drawn)
 
     def _tree(self, history: list[int]) -> Proposal:
         truth: list[int] = []
@@ -165,6 +179,8 @@ def test_drafts_change_speed_never_text(path: Path, seed: int) -> None:
     dice = random.Random(seed)
     assert run(engine, asked, [dice.randrange(20) for _ in asked]) == plain
     assert guesses.hits > 50
+    # Every token but the first of each answer, which the prompt gives, came of a round.
+    assert guesses.settled == sum(len(said) - 1 for said in plain)
 
 
 def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:
