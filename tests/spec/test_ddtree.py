@@ -9,7 +9,7 @@ import pytest
 
 from pydflash.draft.base import DraftScores
 from pydflash.errors import ConfigError
-from pydflash.spec.ddtree import NONE_LEFT, Growth, build_tree, node_logps, tempered
+from pydflash.spec.ddtree import NONE_LEFT, Growth, build_tree, tempered
 from pydflash.spec.proposal import Proposal
 
 ROOT = 999
@@ -169,18 +169,6 @@ def test_off_path_scores_apply_below_siblings_only() -> None:
     found = dict(zip(paths(tree), np.exp(growth.weights[1:]).tolist(), strict=True))
     assert found[(1, 3)] == pytest.approx(0.54)
     assert found[(2, 3)] == pytest.approx(0.3 * 0.9 / 4)
-
-
-@pytest.mark.parametrize("form", [marginal, conditional])
-def test_every_node_has_the_drafters_own_probability(form: type) -> None:
-    scores = form(4, 3, 5)
-    weights = every_prefix(scores)
-    tree = build_tree(ROOT, scores, 30, top_k=3)
-    logps = node_logps(tree, scores)
-    assert logps[0] == 0.0
-    for node, path in enumerate(paths(tree), start=1):
-        assert sum(logps[n] for n in tree.path(node)) == pytest.approx(weights[path], abs=1e-5)
-    assert node_logps(Proposal.chain([ROOT, -5, -6]), scores)[1:] == (NONE_LEFT, NONE_LEFT)
 
 
 def test_temperature_is_that_of_the_logits() -> None:

@@ -182,25 +182,6 @@ def build_tree(
     return growth.proposal()
 
 
-def node_logps(proposal: Proposal, scores: DraftScores) -> tuple[float, ...]:
-    """The drafter's own log-probability of every node after its parent; 0.0 for the root.
-
-    Minus infinity for a token that is no candidate of its slot.
-    """
-    places = [{token: i for i, token in enumerate(row)} for row in scores.tokens.tolist()]
-    chosen, out = [0], [0.0]
-    for node in range(1, len(proposal.tokens)):
-        slot, before = proposal.depth[node] - 1, chosen[proposal.parents[node]]
-        at = places[slot].get(proposal.tokens[node]) if slot < scores.slots else None
-        chosen.append(at or 0)
-        if at is None:
-            out.append(NONE_LEFT)
-        else:
-            table = scores.logp[slot] if scores.pair is None else scores.pair[slot, before]
-            out.append(float(table[at]))
-    return tuple(out)
-
-
 def tempered(scores: DraftScores, temperature: float) -> DraftScores:
     """The scores as if the drafter's logits had been divided by `temperature`.
 
