@@ -99,7 +99,9 @@ class ThinkingBudget:
                 self._open, self._tail = True, []
             return
         self.thinking_tokens += 1
-        if self._pending or (self.close_kind is None and not _ends(self._tail, self._markers.closer)):
+        if self._pending or (
+            self.close_kind is None and not _ends(self._tail, self._markers.closer)
+        ):
             return
         self._open, self._tail = False, []
         self.close_kind = self.close_kind or "natural"
