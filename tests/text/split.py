@@ -2,7 +2,15 @@
 
 from pydflash.text.channels import ChannelSplitter
 from pydflash.text.formats import QWEN, Format
-from pydflash.text.stream import StreamEvent, ToolCallArguments, ToolCallEnd, fold, merge
+from pydflash.text.stream import (
+    Content,
+    Reasoning,
+    StreamEvent,
+    ToolCallArguments,
+    ToolCallEnd,
+    fold,
+    merge,
+)
 from pydflash.text.toolset import Tool, Toolset
 
 WEATHER = Tool(
@@ -43,7 +51,10 @@ def events(
     for piece in pieces:
         found += splitter.push(piece)
     found += splitter.finish()
+    text = "".join(pieces)
     for event in found:
+        if isinstance(event, Content | Reasoning):
+            assert text[event.at :].startswith(event.text)
         if isinstance(event, ToolCallEnd):
             assert event.arguments == "".join(
                 delta.json_delta

@@ -77,7 +77,7 @@ def test_tiers() -> None:
         "{",
         '{"name": "x"}',
         '{"max_tokens": "12"}',
-        '{"max_tokens": 12, "sampling": {"temprature": 1}}',
+        '{"max_tokens": 12, "sampling": {"top_q": 1}}',
         '{"max_tokens": 12, "sampling": {"top_p": "1"}}',
         '{"max_tokens": 12, "sampling": 3}',
         '{"max_tokens": 12, "reasoning_effort_tiers": {"low": -1}}',

@@ -126,6 +126,9 @@ def test_text_is_held_back_only_for_what_may_come() -> None:
         (f"ab{XML}cd", ("b",), "a", "b"),
         ("a\n\nb", ("\n\n",), "a", "\n\n"),
         ("a <now", ("<n",), "a ", "<n"),
+        ("a\n", ("\n",), "a", "\n"),
+        ("\n\na", ("\n\n",), "", "\n\n"),
+        (f"a\n\n{XML}", ("\n\n",), "a", "\n\n"),
     ],
 )
 def test_stops_see_only_visible_text(
@@ -138,6 +141,22 @@ def test_stops_see_only_visible_text(
     assert splitter.stop == stop
     if stop:
         assert splitter.push("more") == splitter.finish() == []
+
+
+def test_a_stop_of_white_space_is_seen_at_once() -> None:
+    splitter = ChannelSplitter(QWEN, tools=TOOLS, stops=("\n\n",))
+    assert splitter.push("a\n\n") == [Content("a")]
+    assert splitter.stop == "\n\n"
+
+
+def test_events_say_where_their_text_stands() -> None:
+    found = everywhere("<think>\n a b </think>\n\nc</think>d <tool_call>x</tool_call> e")
+    assert [(e.text, e.at) for e in found if isinstance(e, Content | Reasoning)] == [
+        ("a b", 9),
+        ("c", 23),
+        ("d", 32),
+        ("e", 59),
+    ]
 
 
 def test_an_empty_stop_is_refused() -> None:

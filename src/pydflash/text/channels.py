@@ -5,6 +5,8 @@ one kind are cut. It is one reader of a `Source`, which makes that so by constru
 back only as long as a marker, a stop string or a call may still come of it.
 """
 
+from collections import deque
+
 from pydflash.text.calls import Calls
 from pydflash.text.formats import Format
 from pydflash.text.openers import STRAYS, Opener, openers
@@ -21,6 +23,7 @@ from pydflash.text.stream import (
 )
 from pydflash.text.tools import bare_json
 from pydflash.text.toolset import Toolset
+from pydflash.text.trim import Segment, Trimmer
 
 _BARE = Opener(bare_json.read_bare)
 _BRACE = Words(bare_json.OPEN)
@@ -51,10 +54,9 @@ class ChannelSplitter:
         self._calls = Calls(tools or Toolset(), self._emit)
         self._openers = openers(tools, bare_keyed=form.calls == "keyed") if tools else {}
         self._words = words_of(*form.markers, *self._openers, *(STRAYS if tools else ()))
-        self._space = ""  # white space after the visible text, dropped if a marker follows
-        self._last = ""  # the visible character before that
-        self._fresh = True  # nothing visible yet since the start or the last marker
-        self._strip = False  # the white space that comes next is dropped
+        self._eager = any(stop[-1:].isspace() for stop in stops)
+        self._visible = Trimmer(eager=self._eager)  # the text since the start or the last marker
+        self._shown: deque[tuple[int, int]] = deque()  # (offset, size) of what the stops may hold
         self._process = self._run()
         self._resume()
 
@@ -88,7 +90,7 @@ class ChannelSplitter:
             if self.in_reasoning:
                 yield from self._read_reasoning()
             yield from self._read_content()
-            self._show(self._space)
+            self._show(self._visible.held)
             self._cut()
         except _StoppedError:
             return
@@ -98,28 +100,25 @@ class ChannelSplitter:
         self.in_reasoning = True
         if form.label:
             yield from self._source.match(words_of(form.label))
-        said, space = False, ""
+        thought = Trimmer(strip=True)
         while True:
             text, word = yield from self._source.run(words)
-            text, over = (space + text if said else text.lstrip()), not text and not word
-            bare = text.rstrip()
-            space = text[len(bare) :]
-            if bare:
-                said = True
-                self._events.append(Reasoning(bare))
-            if over or word == form.reasoning_close:
-                break
-        self.in_reasoning = over
-        if not over:
-            self._events.append(ReasoningClosed())
-            self._begin()
+            at = self._source.offset - len(word) - len(text)
+            self._events += [Reasoning(*segment) for segment in thought.push(text, at)]
+            if word == form.reasoning_close:
+                self.in_reasoning = False
+                self._events.append(ReasoningClosed())
+                self._begin()
+                return
+            if not text and not word:
+                return
 
     def _read_content(self) -> Reading[None]:
         while True:
-            if self._fresh and self._openers and (yield from self._read_bare()):
+            if not self._visible.last and self._openers and (yield from self._read_bare()):
                 continue
             text, word = yield from self._source.run(self._words)
-            self._say(text)
+            self._say(text, behind=len(word))
             if not word and not text:
                 return
             if word in self._openers:
@@ -127,7 +126,7 @@ class ChannelSplitter:
             elif word == self._form.reasoning_open:
                 self._cut()
                 yield from self._read_reasoning()
-            elif word and self._fresh:
+            elif word and not self._visible.last:
                 self._begin()
 
     def _read_bare(self) -> Reading[bool]:
@@ -140,7 +139,7 @@ class ChannelSplitter:
 
     def _read_call(self, opener: Opener, word: str) -> Reading[None]:
         self._source.mark(len(word))
-        glued = opener.after_gap and (self._space or self._last)[-1:].isalnum()
+        glued = opener.after_gap and not self._visible.held and self._visible.last.isalnum()
         if glued or (yield from opener.read(self._source, self._calls, word)) is None:
             self._source.rewind()
             self._say((yield from self._source.take()))
@@ -152,9 +151,8 @@ class ChannelSplitter:
         self._begin()
 
     def _begin(self) -> None:
-        """After a marker: as at the start, but for white space."""
-        self._fresh = self._strip = True
-        self._space = self._last = ""
+        """After a marker."""
+        self._visible = Trimmer(strip=True, eager=self._eager)
 
     def _emit(self, event: StreamEvent) -> None:
         """An event of a call. Stop strings do not reach across it."""
@@ -162,31 +160,28 @@ class ChannelSplitter:
             self._cut()
         self._events.append(event)
 
-    def _say(self, text: str) -> None:
-        """Visible text, but for white space that a marker may follow."""
-        if self._strip:
-            text = text.lstrip()
-            self._strip = not text
-        bare = text.rstrip()
-        if bare:
-            self._show(self._space + bare)
-            self._fresh, self._last, self._space = False, bare[-1], text[len(bare) :]
-        else:
-            self._space += text
+    def _say(self, text: str, *, behind: int = 0) -> None:
+        """Visible text that ends `behind` characters before the place."""
+        at = self._source.offset - behind - len(text)
+        self._show(self._visible.push(text, at))
 
-    def _show(self, text: str) -> None:
-        emit, hit = self._stops.push(text)
-        self._stop_at(emit, hit)
+    def _show(self, segments: list[Segment]) -> None:
+        for text, at in segments:
+            self._shown.append((at, len(text)))
+            self._pass(*self._stops.push(text))
 
     def _cut(self) -> None:
         """The visible text is interrupted: let go of what was held for a stop string."""
-        self._space = ""
-        emit, hit = self._stops.flush()
-        self._stop_at(emit, hit)
+        self._pass(*self._stops.flush())
+        self._visible.held.clear()
 
-    def _stop_at(self, emit: str, hit: str | None) -> None:
-        if emit:
-            self._events.append(Content(emit))
+    def _pass(self, text: str, hit: str | None) -> None:
+        while text:
+            at, size = self._shown.popleft()
+            piece, text = text[:size], text[size:]
+            self._events.append(Content(piece, at))
+            if len(piece) < size:
+                self._shown.appendleft((at + len(piece), size - len(piece)))
         if hit is not None:
             self.stop = hit
             raise _StoppedError

@@ -51,13 +51,20 @@ class Source:
         self.ended = False
         self._text = ""
         self._at = 0
+        self._forgotten = 0
         self._mark: int | None = None
+
+    @property
+    def offset(self) -> int:
+        """The place: how many characters of all the text are read."""
+        return self._forgotten + self._at
 
     def feed(self, text: str) -> None:
         """More text. What lies before the place (or the mark) is forgotten."""
         keep = self._at if self._mark is None else self._mark
         self._text = self._text[keep:] + text if keep else self._text + text
         self._at -= keep
+        self._forgotten += keep
         if self._mark is not None:
             self._mark = 0
 

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of the visible answer."""
+    """A piece of the visible answer. `at`: where in all the pushed text it stands, for its tokens."""
 
     text: str
+    at: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of what the model thought before it answered. `at` as in Content."""
 
     text: str
+    at: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,15 @@ def fold(events: Iterable[StreamEvent]) -> Folded:
 
 
 def merge(events: Iterable[StreamEvent]) -> list[StreamEvent]:
-    """Neighbouring pieces of one kind joined, and empty ones left out: how a stream was cut is gone."""
+    """Pieces of one kind that are neighbours in the text joined: how a stream was cut is gone."""
     merged: list[StreamEvent] = []
     for event in events:
         last = merged[-1] if merged else None
         match last, event:
-            case (Content(a), Content(b)):
-                merged[-1] = Content(a + b)
-            case (Reasoning(a), Reasoning(b)):
-                merged[-1] = Reasoning(a + b)
+            case (Content(a, at=i), Content(b, at=j)) if i + len(a) == j:
+                merged[-1] = Content(a + b, i)
+            case (Reasoning(a, at=i), Reasoning(b, at=j)) if i + len(a) == j:
+                merged[-1] = Reasoning(a + b, i)
             case (ToolCallArguments(i, a), ToolCallArguments(j, b)) if i == j:
                 merged[-1] = ToolCallArguments(i, a + b)
             case _:
