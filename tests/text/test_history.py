@@ -207,3 +207,30 @@ def test_memory_counts_what_it_holds(steps: list[tuple[list[str], str]]) -> None
     for name in "abcdef":
         memory.remember((name,), Remembered(""))
     assert memory.num_bytes == memory.num_ids == 4
+
+
+def test_templates_without_a_turn_for_tools_get_responses() -> None:
+    old = "{% if message['tool_responses'] %}{% set kind = 'tool' %}"
+    turns = [
+        Turn(role="user", content="?"),
+        Turn(role="assistant", calls=CALLS),
+        result("b", "2"),
+        Turn(role="tool", call_id="a", content=[{"type": "text", "text": "1"}]),
+        Turn(role="assistant", content="ok"),
+        Turn(role="user", content="!"),
+        result("zz", "3"),
+    ]
+    found = messages(turns, template_source=old)
+    assert [(m["role"], m.get("tool_responses")) for m in found] == [
+        ("user", None),
+        ("assistant", [{"name": "f", "response": "1"}, {"name": "g", "response": "2"}]),
+        ("assistant", None),
+        ("user", None),
+        ("assistant", [{"name": "", "response": "3"}]),
+    ]
+    for new in (
+        "",
+        "tool_responses {% if message['role'] == 'tool' %}",
+        "tool_responses 'tool' != m.role",
+    ):
+        assert messages(turns, template_source=new) == messages(turns)

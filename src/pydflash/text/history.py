@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydflash.text.memory import ToolMemory
+from pydflash.text.responses import wants_responses, with_responses
 from pydflash.text.values import parse_object
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -44,9 +45,13 @@ class Turn:
 
 
 def messages(
-    turns: Sequence[Turn], *, memory: ToolMemory | None = None, replay: bool = False
+    turns: Sequence[Turn],
+    *,
+    memory: ToolMemory | None = None,
+    replay: bool = False,
+    template_source: str = "",
 ) -> list[dict[str, Any]]:
-    """What a template reads.
+    """What the template with this source reads.
 
     Turns whose calls `memory` remembers get their reasoning back, and with `replay` their own text as
     `raw`, which the built-in templates print as it stands.
@@ -64,7 +69,7 @@ def messages(
             found.append(_result(turn, names))
         elif turn.role == "user":
             found.append({"role": "user", "content": turn.content})
-    return found
+    return with_responses(found) if wants_responses(template_source) else found
 
 
 def system_text(turns: Sequence[Turn]) -> str:
