@@ -33,6 +33,7 @@ class StateConfig:
         0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx"
     )
     max_concurrency: int = option(1, "sequences that may run at once")
+    captures: int = option(1, "recurrent states kept per sequence to come back to")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,33 @@ class StepConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """How drafts are made and verified. None of it changes a token of the text."""
+
+    draft: str = option(
+        "auto",
+        "drafter: a file, lookup (repetitions within the text), none, or auto (the drafter made for "
+        "this model where there is one, else lookup)",
+    )
+    no_speculation: bool = option(False, "decode without drafts")
+    ddtree_budget: int = option(
+        0, "nodes drafted in a round; 0 means chosen every round from measured costs"
+    )
+    ddtree_tau: float | None = option(
+        None, "leave out nodes this much (natural log) less likely than the likeliest first token"
+    )
+    draft_chain: bool = option(False, "draft one chain instead of a tree")
+    draft_block_size: int = option(
+        0, "tokens of a draft block, the pending one included; 0 means the drafter's own"
+    )
+    draft_ctx_max: int = option(4096, "positions that the drafter remembers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All of it."""
 
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     state: StateConfig = field(default_factory=StateConfig)
     step: StepConfig = field(default_factory=StepConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)

@@ -1,28 +1,33 @@
 """Engine.step: what a sequence says does not depend on its neighbours, on pages, or on drafts."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from pydflash.checkpoint.files import open_checkpoint
+from pydflash.draft.base import Context, DraftRow
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
 from pydflash.errors import ContextLengthError, EngineError, RequestError
 from pydflash.kernels import select
+from pydflash.kernels.ops import OpTable
+from pydflash.models.base import Model
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
-from pydflash.spec.proposer import Proposer
+from pydflash.spec.proposer import Outcome, Proposer, Spent
 from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
+from pydflash.state.ring import RingStore
 
 EOG = frozenset({2})
+Speculate = Callable[[Model, OpTable, int], tuple[Proposer, RingStore | None]]
 
 
 def make_engine(
@@ -35,17 +40,31 @@ def make_engine(
     chunk: int = 32,
     max_ctx: int = 256,
     slots: int = 0,
+    captures: int = 1,
+    speculate: Speculate | None = None,
 ) -> Engine:
+    """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for."""
     table = select.build(torch.device("cpu"), ops=ops, threads=2)
     described = describe(open_checkpoint(path))
     model = described.load(table, max_ctx)
     specs = model.state_specs()
     kv = KvStore(specs, pages, "f16", "f16", table)
     hybrid = recurrent_specs(specs)
-    recurrent = RecurrentStore(hybrid, slots or 2 * running, table) if hybrid else None
+    recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
+    rings = None
+    if speculate is not None:
+        proposer, rings = speculate(model, table, running)
+    states = States(
+        PagePool(pages),
+        kv,
+        recurrent,
+        layer_states(specs, kv, recurrent),
+        rings=rings,
+        captures=captures,
+    )
     return Engine(
         model,
-        States(PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent)),
+        states,
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,
@@ -123,14 +142,24 @@ class Guesses:
     """Trees that hold the right continuation here and there among wrong ones, at random."""
 
     max_nodes = 7
+    taps = ()
 
     def __init__(self, known: dict[int, list[int]], seed: int) -> None:
         self.known = known  # prompt length -> prompt and answer
         self.dice = random.Random(seed)
         self.hits = 0
+        self.settled = 0
 
-    def propose(self, histories: Sequence[Sequence[int]]) -> list[Proposal]:
-        return [self._tree(list(history)) for history in histories]
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        return [self._tree(list(row.tokens)) for row in rows]
+
+    def settle(
+        self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
+    ) -> None:
+        assert not contexts  # nothing is tapped
+        for outcome in outcomes:
+            assert len(outcome.path) == len(outcome.drawn)
+            self.settled += len(outcome.drawn)
 
     def _tree(self, history: list[int]) -> Proposal:
         truth: list[int] = []
@@ -165,6 +194,8 @@ def test_drafts_change_speed_never_text(path: Path, seed: int) -> None:
     dice = random.Random(seed)
     assert run(engine, asked, [dice.randrange(20) for _ in asked]) == plain
     assert guesses.hits > 50
+    # Every token but the first of each answer, which the prompt gives, came of a round.
+    assert guesses.settled == sum(len(said) - 1 for said in plain)
 
 
 def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:

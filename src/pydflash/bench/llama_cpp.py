@@ -133,6 +133,21 @@ class Peer:
             token = int(self.read(1)[0].argmax())
         return time.perf_counter() - began
 
+    def answer(self, tokens: list[int], count: int) -> dict[str, Any]:
+        """Read a prompt and write exactly `count` greedy tokens; the first one belongs to the prompt."""
+        self.clear()
+        read = 0.0
+        for start in range(0, len(tokens), UBATCH):
+            piece = tokens[start : start + UBATCH]
+            read += self.feed(piece, start)
+        written = [int(self.read(1)[0].argmax())]
+        began = time.perf_counter()
+        while len(written) < count:
+            self.feed([written[-1]], len(tokens) + len(written) - 1)
+            written.append(int(self.read(1)[0].argmax()))
+        decode_s = time.perf_counter() - began
+        return {"tokens": written, "prefill_s": read, "decode_s": decode_s}
+
     def logits(self, tokens: list[int], block: int = 64) -> Any:
         """Teacher-forced logits float32 [len(tokens), V], from an empty context."""
         import numpy as np
@@ -185,6 +200,8 @@ def _answer(peer: Peer, verb: str, request: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": peer.prefill(request["count"])}
     if verb == "decode":
         return {"seconds": peer.decode(request["count"], request["depth"])}
+    if verb == "answer":
+        return peer.answer(request["tokens"], request["count"])
     if verb == "logits":
         import numpy as np
 

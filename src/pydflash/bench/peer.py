@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -77,6 +78,10 @@ class PeerProcess:
 
     def decode(self, count: int, depth: int) -> float:
         return float(self.ask("decode", count=count, depth=depth)["seconds"])
+
+    def answer(self, tokens: Sequence[int], count: int) -> dict[str, Any]:
+        """`count` greedy tokens after a prompt: {"tokens", "prefill_s", "decode_s"}."""
+        return self.ask("answer", tokens=list(tokens), count=count)
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -42,10 +42,15 @@ def ratio(ours: Samples, theirs: Samples) -> dict[str, float]:
 def save(path: Path, kind: str, body: dict[str, Any]) -> None:
     """Write a run as one JSON document."""
     document = {"schema": SCHEMA, "kind": kind, **body}
+    write(path, json.dumps(document, indent=1) + "\n", "--json")
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Write a file that the option `flag` asked for."""
     try:
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(text, "utf-8")
     except OSError as error:
-        raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
@@ -53,7 +58,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:

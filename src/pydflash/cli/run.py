@@ -52,8 +52,8 @@ def run(
     engine: EngineConfig,
 ) -> None:
     """Answer one prompt with a model (default: smollm2-135m)."""
-    model, prompt = _split(words or [], model)
-    prompt = _read_prompt(prompt)
+    model, prompt = split(words or [], model)
+    prompt = read_prompt(prompt)
     params = sampling.params()
     if params.logprobs is not None and not as_json:
         raise ConfigError("--logprobs needs --json: there is no place for them in plain text")
@@ -158,7 +158,7 @@ def show_plan(llm: "LLM") -> None:
         print(line, file=sys.stderr)
 
 
-def _split(words: list[str], model: str | None) -> tuple[str, str | None]:
+def split(words: list[str], model: str | None) -> tuple[str, str | None]:
     """(model, prompt) from what stands on the line: MODEL PROMPT, MODEL alone, or PROMPT alone."""
     if model is not None or not words:
         if len(words) > 1:
@@ -183,7 +183,7 @@ def _is_model(word: str) -> bool:
     return word.endswith((".gguf", ".safetensors")) or ("/" in word and Path(word).exists())
 
 
-def _read_prompt(prompt: str | None) -> str:
+def read_prompt(prompt: str | None) -> str:
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError(

@@ -6,7 +6,7 @@ Letters: S drafted positions (slots), K candidates of a slot, best first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,12 @@ class DraftScores:
 class Context(Protocol):
     """A sequence's drafter state (`state.ring`), as far as the engine and `spec` know it."""
 
-    length: int
+    @property
+    def num_pending(self) -> int:
+        """Positions whose features wait to be taken in."""
+
+    def append(self, position: int, features: Any) -> None:
+        """Give it the target's features, a tensor f32 [n, taps * E], of positions position.."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

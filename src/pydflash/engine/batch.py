@@ -20,6 +20,11 @@ class RowWork:
     state: SequenceState
     proposal: Proposal | None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step that are this row's."""
+        return self.row.count if self.proposal is None else len(self.proposal.tokens)
+
 
 @dataclass(slots=True)
 class _Columns:

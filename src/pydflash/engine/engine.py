@@ -6,6 +6,9 @@ One thread drives it. Requests go in by `add`, tokens come out of `step`.
 import time
 from collections.abc import Sequence as Many
 
+import torch
+
+from pydflash.draft.base import Context, DraftRow
 from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
 from pydflash.engine.request import Phase, Request, Sequence, StepResult
@@ -16,7 +19,7 @@ from pydflash.models.base import Model, StepOutput
 from pydflash.sampling.penalties import has_penalties
 from pydflash.sampling.sampler import Ask, Sampler
 from pydflash.spec.proposal import Proposal
-from pydflash.spec.proposer import PlainProposer, Proposer
+from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
 
 
@@ -60,7 +63,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse what cannot be answered, before it takes anything. Safe from any thread.
 
-        Raises ContextLengthError, or RequestError for an empty prompt or a token that does not exist.
+        Raises ContextLengthError, or RequestError for an empty prompt, a token that does not exist
+        or a length to capture that cannot be kept.
         """
         prompt, vocab_size = request.prompt, self.sampler.vocab_size
         if not prompt:
@@ -75,7 +79,28 @@ class Engine:
             raise RequestError(
                 f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
             )
+        self._check_captures(request)
         self.sampler.check(request.params)
+
+    def _check_captures(self, request: Request) -> None:
+        at, most = request.capture_at, self.states.captures
+        if at and request.keep is None:
+            raise RequestError(
+                "capture_at without keep: nothing of the request outlives it; name the conversation",
+                param="capture_at",
+            )
+        bad = next((n for n in at if not 0 < n <= len(request.prompt)), None)
+        if bad is not None:
+            raise RequestError(
+                f"capture_at {bad} lies outside the prompt of {len(request.prompt)} tokens",
+                param="capture_at",
+            )
+        if len(at) > most and self.states.recurrent is not None:
+            raise RequestError(
+                f"capture_at names {len(at)} lengths, {most} can be kept of a sequence; "
+                "name fewer or raise --captures",
+                param="capture_at",
+            )
 
     def add(self, request: Request) -> Sequence:
         """Queue a request, once `check` has passed it."""
@@ -101,14 +126,25 @@ class Engine:
     def step(self) -> list[StepResult]:
         """One forward pass. Returns what it gave each sequence that got a token or ended."""
         plan = self.scheduler.plan(self._admit)
+        begun = time.perf_counter()
         work = self._work(plan)
         if not work:
             return []
+        drafted = time.perf_counter()
         batch = batches.build(work, self.states.kv.ops.device)
-        output = self.model.forward(batch, self.states.layers)
+        output = self.model.forward(batch, self.states.layers, frozenset(self.proposer.taps))
         walks = self._verify(work, output)
-        self._commit(work, walks)
-        return self._update(work, walks)
+        paths = self._commit(work, walks)
+        contexts = self._feed(work, paths, output)
+        results = self._update(work, walks)
+        spent = Spent(
+            draft_s=drafted - begun,
+            step_s=time.perf_counter() - drafted,
+            rows=sum(w.tokens for w in work if w.row.phase is not Phase.PREFILL),
+            prefill=sum(w.tokens for w in work if w.row.phase is Phase.PREFILL),
+        )
+        self.proposer.settle(contexts, self._outcomes(work, walks), spent)
+        return results
 
     def _admit(self, sequence: Sequence) -> None:
         if not sequence.clock.started:
@@ -117,17 +153,26 @@ class Engine:
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
-        proposals = self.proposer.propose([r.sequence.tokens for r in decoding])
+        proposals = self._propose([r.sequence for r in decoding])
         work = []
         for i, row in enumerate(plan.rows):
             state = self.states.reserve(row.sequence, row.count)
             proposal = None
             if i < len(decoding):
-                proposal = proposals[i]
-                if len(proposal.tokens) > row.count:
-                    proposal = Proposal.root(proposal.tokens[0])
+                proposal = proposals[i].first(row.count)
             work.append(RowWork(row, state, proposal))
         return work
+
+    def _propose(self, sequences: Many[Sequence]) -> list[Proposal]:
+        """A proposal for every decoding sequence: plain for those that asked for no drafts."""
+        willing = [s for s in sequences if s.request.speculate]
+        made = iter(self.proposer.propose([self._row(s) for s in willing]) if willing else ())
+        return [
+            next(made) if s.request.speculate else Proposal.root(s.tokens[-1]) for s in sequences
+        ]
+
+    def _row(self, sequence: Sequence) -> DraftRow:
+        return DraftRow(tokens=sequence.tokens, context=self.states.of(sequence).draft)
 
     def _verify(self, work: Many[RowWork], output: StepOutput) -> dict[int, Walk]:
         """Walk every row that has logits. Keys are indices into `work`."""
@@ -175,7 +220,8 @@ class Engine:
             return "stop"
         return "length" if sequence.num_generated + len(drawn) >= sequence.max_tokens else None
 
-    def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> None:
+    def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Many[int]]:
+        """Adopt what was accepted; the path of each row."""
         paths: list[Many[int]] = [
             range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
         ]
@@ -184,6 +230,44 @@ class Engine:
             w.row.sequence.stored = w.state.length
             if w.row.phase is Phase.PREFILL:
                 self.states.capture(w.row.sequence, self.scheduler.chunk)
+        return paths
+
+    def _feed(
+        self, work: Many[RowWork], paths: Many[Many[int]], output: StepOutput
+    ) -> list[Context]:
+        """Give each drafter context the features of the positions just committed."""
+        taps = self.proposer.taps
+        if not taps:
+            return []
+        features = torch.cat([output.taps[layer] for layer in taps], dim=1)  # [T, n * E]
+        fed: list[Context] = []
+        first = 0
+        for w, path in zip(work, paths, strict=True):
+            context = w.state.draft
+            if context is not None and w.row.sequence.request.speculate:
+                rows = features[[first + node for node in path]]
+                context.append(w.state.length - len(path), rows)
+                fed.append(context)
+            first += w.tokens
+        return fed
+
+    def _outcomes(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Outcome]:
+        """What became of each proposal of a sequence that takes drafts."""
+        outcomes = []
+        for i, w in enumerate(work):
+            sequence = w.row.sequence
+            if w.proposal is None or not sequence.request.speculate:
+                continue
+            drawn = [d.token for d in walks[i].draws]
+            outcome = Outcome(
+                proposal=w.proposal,
+                position=len(sequence.tokens) - len(drawn) - 1,
+                path=walks[i].path[: len(drawn)],
+                drawn=drawn,
+                stats=sequence.draft,
+            )
+            outcomes.append(outcome)
+        return outcomes
 
     def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:
         results = []

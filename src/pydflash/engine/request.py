@@ -9,6 +9,7 @@ from typing import Literal
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
+from pydflash.spec.stats import DraftStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -27,12 +28,21 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to answer and how. `keep` names a conversation whose state outlives the request."""
+    """What to answer and how. `keep` names a conversation whose state outlives the request.
+
+    `speculate`: drafts may be verified for it; without, every token takes a step of its own.
+
+    `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
+    end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
+    attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
     keep: str | None = None
+    speculate: bool = True
+    capture_at: tuple[int, ...] = ()
     id: int = field(default_factory=lambda: next(_ids))
 
 
@@ -59,6 +69,7 @@ class Sequence:
     finish: FinishReason | None = None
     stop_token: int | None = None
     clock: Clock = field(default_factory=Clock)
+    draft: DraftStats = field(default_factory=DraftStats)  # how its drafts fared
 
     @property
     def num_prompt(self) -> int:

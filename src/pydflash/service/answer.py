@@ -112,6 +112,7 @@ class _Reader:
             seed=sequence.request.seed,
             stop=stop if stop is not None else result.stop_token,
             tokens=tuple(self._tokens),
+            draft=sequence.draft if sequence.draft.rounds else None,
         )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydflash.spec.stats import DraftStats
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -44,7 +46,10 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The last event of a stream. `stop` says which stop string or token ended it, if one did."""
+    """The last event of a stream. `stop` says which stop string or token ended it, if one did.
+
+    `draft` says how its drafts fared; None where nothing could be drafted.
+    """
 
     reason: FinishReason
     usage: Usage
@@ -52,6 +57,7 @@ class Finished:
     seed: int
     stop: str | int | None = None
     tokens: tuple[int, ...] = field(default=())
+    draft: DraftStats | None = None
 
 
 Event = TextDelta | Finished

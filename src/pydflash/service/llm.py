@@ -98,11 +98,21 @@ class LLM:
         return list(prompt)  # type: ignore[arg-type]
 
     def start(
-        self, tokens: Sequence[int], params: SamplingParams, *, keep: str | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        keep: str | None = None,
+        speculate: bool = True,
     ) -> Answer:
-        """Start a request on token ids. `keep` names a conversation whose state is kept."""
+        """Start a request on token ids. `keep` names a conversation whose state is kept.
+
+        `speculate`: verify drafts, which changes speed and nothing else.
+        """
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = Request(prompt=tuple(tokens), params=params, seed=seed, keep=keep)
+        request = Request(
+            prompt=tuple(tokens), params=params, seed=seed, keep=keep, speculate=speculate
+        )
         return Answer(self._worker, self._worker.submit(request), self.tokenizer)
 
     def conversation(self, system: str | None = None) -> "Conversation":

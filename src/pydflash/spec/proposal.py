@@ -52,6 +52,12 @@ class Proposal:
         n = len(tokens)
         return cls(tuple(tokens), tuple(range(-1, n - 1)), tuple(range(n)))
 
+    def first(self, count: int) -> "Proposal":
+        """The first `count` nodes, themselves a tree."""
+        if len(self.tokens) <= count:
+            return self
+        return Proposal(self.tokens[:count], self.parents[:count], self.depth[:count])
+
     @property
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.tokens) - 1))

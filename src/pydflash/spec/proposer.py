@@ -1,9 +1,36 @@
 """Proposer: where a round's proposals come from. The engine never asks which kind it is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from pydflash.draft.base import Context, DraftRow
 from pydflash.spec.proposal import Proposal
+from pydflash.spec.stats import DraftStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one row's proposal: accepted nodes from the root on, and the tokens drawn at each.
+
+    `position` is the root's. A row whose draw failed at once drew nothing.
+    """
+
+    proposal: Proposal
+    position: int
+    path: Sequence[int]
+    drawn: Sequence[int]
+    stats: DraftStats  # the sequence's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a step cost: seconds, and the tokens it held."""
+
+    draft_s: float
+    step_s: float
+    rows: int  # exact ones, those without a proposal too
+    prefill: int  # of a prompt
 
 
 class Proposer(Protocol):
@@ -13,14 +40,29 @@ class Proposer(Protocol):
     def max_nodes(self) -> int:
         """The most nodes a proposal of this proposer has."""
 
-    def propose(self, histories: Sequence[Sequence[int]]) -> list[Proposal]:
-        """A proposal for each row, its root being the last (pending) token of the row's history."""
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs the contexts are to be given, ascending."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """A proposal for each row, its root being the row's last (pending) token."""
+
+    def settle(
+        self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
+    ) -> None:
+        """Learn how a round ended. `contexts` are those that were given features."""
 
 
 class PlainProposer:
     """Plain decoding: the pending token alone."""
 
     max_nodes = 1
+    taps = ()
 
-    def propose(self, histories: Sequence[Sequence[int]]) -> list[Proposal]:
-        return [Proposal.root(history[-1]) for history in histories]
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        return [Proposal.root(row.tokens[-1]) for row in rows]
+
+    def settle(
+        self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
+    ) -> None:
+        pass

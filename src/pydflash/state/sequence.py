@@ -5,7 +5,7 @@ than one sequence holds is never written. Positions beyond `length` are scratch 
 adopt. Pages can be cropped to any length; a recurrent state only goes back to a length it was captured at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PageId, PagePool
 from pydflash.state.recurrent import Advance, RecurrentStore, SlotId
+from pydflash.state.ring import RingContext, RingSnapshot
 
 
 class NotKept(PydflashError):
@@ -29,10 +30,12 @@ class Snapshot:
     length: int
     kv: list[torch.Tensor]
     recurrent: list[torch.Tensor] = field(default_factory=list)
+    draft: RingSnapshot | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.kv, *self.recurrent))
+        draft = 0 if self.draft is None else self.draft.nbytes
+        return draft + sum(t.numel() * t.element_size() for t in (*self.kv, *self.recurrent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +49,19 @@ class _Step:
 
 
 class SequenceState:
-    """One sequence's pages, recurrent slot and length."""
+    """One sequence's pages, recurrent slot and length, and what its drafter knows of it."""
 
     def __init__(
-        self, pool: PagePool, kv: KvStore, recurrent: RecurrentStore | None = None
+        self,
+        pool: PagePool,
+        kv: KvStore,
+        recurrent: RecurrentStore | None = None,
+        draft: RingContext | None = None,
     ) -> None:
         self._pool = pool
         self._kv = kv
         self._recurrent = recurrent
+        self.draft = draft  # may lag behind `length`; None: nobody drafts for this sequence
         self.pages: list[PageId] = []
         self.length = 0
         self.slot: SlotId | None = None  # None: no recurrent layers, or nothing stored yet
@@ -115,12 +123,11 @@ class SequenceState:
             return
         self.captures[self.length] = self._recurrent.copy_of(self.slot)
 
-    def drop_captures(self) -> None:
-        """Give up every length captured."""
+    def drop_captures(self, keep: Collection[int] = ()) -> None:
+        """Give up every length captured, those in `keep` excepted."""
         if self._recurrent is not None:
-            for slot in self.captures.values():
-                self._recurrent.free(slot)
-        self.captures.clear()
+            for length in [n for n in self.captures if n not in keep]:
+                self._recurrent.free(self.captures.pop(length))
 
     def restore_point(self, length: int) -> int:
         """The greatest length, at most `length`, that `rollback` can go to."""
@@ -133,6 +140,8 @@ class SequenceState:
         assert 0 <= length <= self.length
         if self._recurrent is not None:
             self._rollback_slot(self._recurrent, length)
+        if self.draft is not None:
+            self.draft.rollback(length)
         self.length = length
         keep = -(-length // PAGE_SIZE)
         self._pool.free(self.pages[keep:])
@@ -141,7 +150,8 @@ class SequenceState:
     def share(self) -> "SequenceState":
         """A second sequence with the same past; pages are copied only when written. Raises OutOfSlots."""
         self._trim()
-        other = SequenceState(self._pool, self._kv, self._recurrent)
+        draft = None if self.draft is None else self.draft.share()
+        other = SequenceState(self._pool, self._kv, self._recurrent, draft)
         if self._recurrent is not None and self.slot is not None:
             other.slot = self._recurrent.copy_of(self.slot)
         self._pool.share(self.pages)
@@ -150,8 +160,15 @@ class SequenceState:
         return other
 
     def release(self) -> None:
-        """Give every page and slot back; the state is empty afterwards."""
+        """Give every page, slot and ring back; the state is empty afterwards."""
         self.rollback(0)
+        self.drop_draft()
+
+    def drop_draft(self) -> None:
+        """Give the drafter's ring back: costs speed, never text."""
+        if self.draft is not None:
+            self.draft.close()
+            self.draft = None
 
     def export(self) -> Snapshot:
         self._trim()
@@ -163,6 +180,7 @@ class SequenceState:
             length=self.length,
             kv=self._kv.export(self.pages),
             recurrent=blob,
+            draft=None if self.draft is None else self.draft.export(),
         )
 
     def import_(self, snapshot: Snapshot) -> None:
@@ -172,11 +190,13 @@ class SequenceState:
                 f"the snapshot was taken with layout {snapshot.layout}, this engine uses "
                 f"{self._layout}; start it with the same model and cache types"
             )
-        self.release()
+        self.rollback(0)
         self.reserve(snapshot.length)
         self._kv.import_(self.pages, snapshot.kv)
         if self._recurrent is not None and self.slot is not None and snapshot.recurrent:
             self._recurrent.import_(self.slot, snapshot.recurrent)
+        if self.draft is not None and snapshot.draft is not None:
+            self.draft.import_(snapshot.draft)
         self.length = snapshot.length
 
     def slots_held(self) -> list[SlotId]:
@@ -185,6 +205,7 @@ class SequenceState:
     def check(self) -> None:
         assert self.length <= len(self.pages) * PAGE_SIZE
         assert all(n <= self.length for n in self.captures)
+        assert self.draft is None or self.draft.end <= self.length
         if self._recurrent is not None and self.length:
             assert self.slot is not None
 

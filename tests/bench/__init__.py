@@ -1,0 +1,1 @@
+"""Tests of measuring: prompt sets, paired figures, charts and pages."""
