@@ -81,6 +81,11 @@ GOLDEN: dict[str, tuple[Format, str, Calls]] = {
         '<tool_call><function=get_weather(city="Rome", days=3)></function></tool_call>',
         ROME_3,
     ),
+    "function in Python's form, closers inside": (
+        QWEN,
+        "<function=get_weather(city='a)>b</function>', where={'x': [True, None]})>\n</function>",
+        [("get_weather", {"city": "a)>b</function>", "where": {"x": [True, None]}})],
+    ),
     "function in Python's form without closers": (
         QWEN,
         '<function=get_weather(city="Rome")>',
@@ -319,6 +324,10 @@ VALUES = [
     ("where", '\n{"a": [1, "é"]}\n', {"a": [1, "é"]}),
     ("where", "{'a': True}", {"a": True}),
     ("where", "{oops", "{oops"),
+    ("where", "{'a': 1} b", "{'a': 1} b"),
+    ("where", '{"a": 1e999}', '{"a": 1e999}'),
+    ("where", r"{'a': '\d\\'}", {"a": r"\d" + "\\"}),
+    ("share", "1e999", "1e999"),
     ("where", "[1]", "[1]"),
     ("hours", "[1, 2]", [1, 2]),
 ]

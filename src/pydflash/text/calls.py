@@ -6,9 +6,9 @@ Invariant: only calls of declared tools become events; every call begun is ended
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydflash.text.json_text import dump, parse_object
 from pydflash.text.stream import StreamEvent, ToolCallArguments, ToolCallEnd, ToolCallStart
 from pydflash.text.toolset import Schema, Tool, Toolset
-from pydflash.text.values import dump, parse_object
 
 
 class Call:

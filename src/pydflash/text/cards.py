@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydflash.errors import ConfigError
-from pydflash.text.values import parse_object
+from pydflash.text.json_text import parse_object
 
 Effort = Literal["low", "medium", "high", "x-high", "max"]
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "x-high", "max")

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydflash.text.json_text import parse_object
 from pydflash.text.memory import ToolMemory
 from pydflash.text.responses import wants_responses, with_responses
-from pydflash.text.values import parse_object
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Content = str | Sequence[Mapping[str, Any]]

@@ -7,14 +7,15 @@ import json
 import re
 from typing import Any
 
+from pydflash.text.json_text import parse_json
 from pydflash.text.source import Reading, Source, Words, words_of
-from pydflash.text.values import parse_json
 
 _MOST_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
 _QUOTES = Words('"', "'", "`", _GEMMA_QUOTE)
-_WORD_ENDS = frozenset(",:{}[]<\"'`")
+_WORD_ENDS = frozenset(",:=()}{][<\"'`")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_ESCAPABLE = "\"'`\\/"
 _KEY = re.compile(r"[\w$][\w$.-]*")
 _CONSTANTS = {
     "true": True,
@@ -30,19 +31,36 @@ class MalformedError(ValueError):
     """The text is no relaxed JSON object."""
 
 
-def read_object(source: Source, depth: int = 0) -> Reading[dict[str, Any]]:
-    """The object whose `{` was just read, up to its `}`. Raises MalformedError."""
+def read_object(
+    source: Source, depth: int = 0, *, sign: str = ":", closer: str = "}"
+) -> Reading[dict[str, Any]]:
+    """The object whose bracket was just read, up to its closer. Raises MalformedError."""
     found: dict[str, Any] = {}
     while True:
         yield from source.spaces()
-        if (yield from source.peek()) == "}":
+        if (yield from source.peek()) == closer:
             yield from source.take()
             return found
         key = yield from _key(source)
-        yield from _expect(source, ":")
+        yield from _expect(source, sign)
         found[key] = yield from _value(source, depth + 1)
-        if (yield from _ends(source, "}")):
+        if (yield from _ends(source, closer)):
             return found
+
+
+def parse(text: str) -> Any:
+    """The value that the whole text is. Raises MalformedError."""
+    source = Source()
+    source.feed(text)
+    source.end()
+    reader = _value(source, 0)
+    try:
+        next(reader)
+    except StopIteration as done:
+        if source.offset < len(text.rstrip()):
+            raise MalformedError("text follows the value") from None
+        return done.value
+    raise AssertionError("a reader waits at the end of its text")
 
 
 def _array(source: Source, depth: int) -> Reading[list[Any]]:
@@ -111,7 +129,8 @@ def _string(source: Source, quote: str) -> Reading[str]:
 def _escape(source: Source) -> Reading[str]:
     char = yield from source.take()
     if char != "u":
-        return _ESCAPES.get(char, char)
+        # What is no escape was not meant as one: `\d` in a pattern.
+        return _ESCAPES.get(char, char if char in _ESCAPABLE else "\\" + char)
     unit = yield from _code_unit(source)
     if "\ud800" <= unit <= "\udbff" and (yield from source.match(words_of("\\u"))):
         low = yield from _code_unit(source)

@@ -1,8 +1,9 @@
 """A parameter's value between tags: strings flow out as they come, other types when they are whole."""
 
 from pydflash.text.calls import Call, escaped
+from pydflash.text.json_text import NULL
 from pydflash.text.source import Reading, Source, Words
-from pydflash.text.values import NULL, is_text, typed
+from pydflash.text.values import is_text, typed
 
 _MOST_SPACES = 8  # around a null; with more it is a string that need not be held back longer
 

@@ -1,23 +1,10 @@
 """Values that a model wrote as plain text, typed by the tool's JSON schema."""
 
-import ast
-import json
-import math
 from typing import Any
 
+from pydflash.text import relaxed
+from pydflash.text.json_text import NULL, parse_json
 from pydflash.text.toolset import Schema
-
-NULL = "null"
-
-
-def dump(value: object) -> str:
-    """JSON text: characters as they are, but lone surrogates (which UTF-8 cannot say) escaped."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return text
 
 
 def trim(text: str) -> str:
@@ -48,29 +35,15 @@ def typed(text: str, schema: Schema | None) -> Any:
     if schema is None or is_text(schema):
         return text
     kinds = _kinds(schema)
-    for kind in ("boolean", "integer", "number", "object", "array"):
+    for kind, read in _READERS.items():
         if kind in kinds:
-            value = _READERS[kind](bare)
+            value = read(bare)
             if value is not None:
                 return value
     if not kinds and bare[:1] in ("{", "["):
         value = parse_json(bare)
         return text if value is None else value
     return text
-
-
-def parse_json(text: str) -> Any:
-    """The JSON value, None if it is none (NaN and infinities are none)."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-
-
-def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object, None if the text is not one."""
-    value = parse_json(text)
-    return value if isinstance(value, dict) else None
 
 
 def _kinds(schema: Schema) -> set[str]:
@@ -94,9 +67,7 @@ def _boolean(text: str) -> bool | None:
 
 def _number(text: str) -> int | float | None:
     value = parse_json(text)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _integer(text: str) -> int | float | None:
@@ -120,15 +91,9 @@ def _literal(text: str) -> Any:
     if value is not None:
         return value
     try:
-        value = ast.literal_eval(text)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return relaxed.parse(text)
+    except relaxed.MalformedError:
         return None
-    return value
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 _READERS = {

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydflash.text.calls import Calls
+from pydflash.text.json_text import dump, parse_object
 from pydflash.text.rawjson import copy_rest, read_text
 from pydflash.text.source import Reading, Source
 from pydflash.text.toolset import Tool, Toolset
-from pydflash.text.values import dump, parse_object
 
 OPEN = "{"
 _CALL_KEYS = frozenset(("name", "function", "arguments", "parameters", "type", "id"))

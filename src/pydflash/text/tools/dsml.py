@@ -6,9 +6,10 @@
 import re
 
 from pydflash.text.calls import Call, Calls
+from pydflash.text.json_text import NULL, parse_json
 from pydflash.text.source import Reading, Source, Words
 from pydflash.text.tagged import read_string
-from pydflash.text.values import NULL, parse_json, typed
+from pydflash.text.values import typed
 
 OPEN = ("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>")
 _INVOKE, _INVOKE_END = "<｜DSML｜invoke", "</｜DSML｜invoke>"

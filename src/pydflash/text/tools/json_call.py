@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field
 
 from pydflash.text.calls import Call, Calls
+from pydflash.text.json_text import NULL, parse_object
 from pydflash.text.rawjson import copy_value, read_text
 from pydflash.text.source import Reading, Source, Words
-from pydflash.text.values import NULL, parse_object
 
 OPEN = "<tool_code>"
 STRAYS = ("</tool_code>",)

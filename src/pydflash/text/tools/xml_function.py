@@ -4,10 +4,7 @@ Missing closers are made good, by the next tag or by the end of the text. Also r
 or Python's `(a=1)` in the place of parameters, and `<NAME>` of a declared tool as the opener.
 """
 
-import ast
-import json
-from typing import Any
-
+from pydflash.text import relaxed
 from pydflash.text.calls import Call, Calls
 from pydflash.text.rawjson import copy_value
 from pydflash.text.source import Reading, Source, Words, words_of
@@ -19,7 +16,8 @@ _PARAMETER = "<parameter="
 _NEXT = Words("</parameter>", _PARAMETER, "</function>", "</tool_call>")
 _END_NAME = Words(">", "(", "\n")
 _END_KEY = Words(">", "\n")
-_END_PYTHON = Words(")>", "</function>", "</tool_call>")
+_BRACKET = Words(">")
+_END = Words("</function>")
 
 
 def read_function(source: Source, calls: Calls, _opener: str = OPEN) -> Reading[str]:
@@ -69,26 +67,13 @@ def _read_parameters(source: Source, call: Call, words: Words, tag: str = "") ->
 
 
 def _read_python(source: Source, calls: Calls, name: str) -> Reading[str]:
-    text, tag = yield from source.until(_END_PYTHON)
-    arguments = _keywords(text)
-    if arguments is None:
-        calls.fail(f"the arguments of {name!r} are not keyword arguments")
-    else:
-        calls.whole(name, arguments)
-    if tag == ")>":
-        yield from source.spaces()
-        tag = yield from source.match(words_of("</function>"))
-    return tag
-
-
-def _keywords(text: str) -> dict[str, Any] | None:
-    """The values of `a=1, b="x"`, None if they are not plain values or not JSON."""
     try:
-        tree = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args:
-            return None
-        found = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
-        json.dumps(found, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None
-    return None if "None" in found else found
+        calls.whole(name, (yield from relaxed.read_object(source, sign="=", closer=")")))
+    except relaxed.MalformedError as error:
+        calls.fail(f"the arguments of {name!r} are malformed: {error}")
+        _, tag = yield from source.until(_NEXT)
+        return tag
+    yield from source.spaces()
+    yield from source.match(_BRACKET)
+    yield from source.spaces()
+    return (yield from source.match(_END))
