@@ -103,15 +103,20 @@ class DraftNet(nn.Module):
         return codes[self.place[previous]] * self._linear(hidden, "dflash.selector.hproj.weight")
 
     def export(self) -> dict[str, Tensor]:
-        """Canonical names to f32 tensors on the CPU, head and d2t of a reduced vocabulary included."""
-        tensors = {
-            _name(key): value.detach().float().cpu() for key, value in self.weights.items()
-        }
+        """Canonical names to tensors on the CPU, f32, as `draft.layout` shapes them.
+
+        A reduced vocabulary has its `d2t`; the target's own rows are its head, and the codes of tokens
+        outside it, which were never trained, are 0.
+        """
+        tensors = {_name(key): v.detach().float().cpu() for key, v in self.weights.items()}
         tensors["dflash.fc.weight"] = tensors["dflash.fc.weight"] / self.feature_rms.cpu()
         if self.config.draft_vocab is not None:
-            tensors["output.weight"] = self.head.float().cpu()
             ids = self.ids.cpu()
             tensors["d2t"] = ids - torch.arange(len(ids))
+            codes = tensors.get("dflash.selector.pred_cb")
+            if codes is not None:
+                every = torch.zeros(self.config.vocab, codes.shape[1])
+                tensors["dflash.selector.pred_cb"] = every.index_copy_(0, ids, codes)
         return tensors
 
     def _layer(
