@@ -2,10 +2,11 @@
 
 import pytest
 
-from pydflash.bench.pairs import Answered, Drafting, Pair, TaskFigures
+from pydflash.bench.pairs import Answered, Pair, TaskFigures
+from pydflash.spec.stats import DraftStats
 
 
-def answered(steps: int, decode_s: float, drafting: Drafting | None = None) -> Answered:
+def answered(steps: int, decode_s: float, drafting: DraftStats | None = None) -> Answered:
     return Answered(
         tokens=tuple(range(steps + 1)),
         text="",
@@ -18,12 +19,12 @@ def answered(steps: int, decode_s: float, drafting: Drafting | None = None) -> A
 
 def rounds(
     count: int, tokens: int, offered: tuple[int, ...], accepted: tuple[int, ...]
-) -> Drafting:
-    return Drafting(
+) -> DraftStats:
+    return DraftStats(
         rounds=count,
         tokens=tokens,
-        offered=offered,
-        accepted=accepted,
+        offered=list(offered),
+        accepted=list(accepted),
         draft_s=count * 0.01,
         step_s=count * 0.03,
     )
@@ -81,11 +82,16 @@ def test_expected_is_observed_when_rounds_are_all_there_is() -> None:
     assert figures.to_json()["speedup_quartiles"] is None
 
 
-def test_drafting_adds_up_by_depth() -> None:
-    whole = rounds(4, 9, (4, 4, 2), (3, 2, 0)) + rounds(1, 1, (1,), (0,))
-    assert (whole.rounds, whole.tokens) == (5, 10)
-    assert (whole.offered, whole.accepted) == ((5, 4, 2), (3, 2, 0))
-    assert whole.step_s == pytest.approx(0.15)
+def test_rounds_of_different_depth_are_pooled() -> None:
+    def one(drafting: DraftStats) -> Pair:
+        draft = answered(4, 1.0, drafting)
+        return Pair(id="x", prompt_tokens=1, plain=answered(4, 1.0), draft=draft)
+
+    first, second = rounds(4, 9, (4, 4, 2), (3, 2, 0)), rounds(1, 1, (1,), (0,))
+    figures = TaskFigures(task="t", pairs=(one(first), one(second)))
+    assert figures.acceptance == 2.0
+    assert figures.by_depth == [0.6, 0.5, 0.0]
+    assert first.rounds == 4, "what was pooled is untouched"
 
 
 def test_one_token_answers_count_for_exactness_only() -> None:

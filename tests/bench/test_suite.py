@@ -11,12 +11,13 @@ import pytest
 
 from pydflash.bench import suite as suites
 from pydflash.bench.chart import chart
-from pydflash.bench.pairs import Answered, Drafting
+from pydflash.bench.pairs import Answered
 from pydflash.bench.prompts import Case, Message, PromptSet
 from pydflash.bench.suite import Suite, run_suite
 from pydflash.bench.suite_report import markdown, sentences, table_of, to_json
 from pydflash.errors import ConfigError
 from pydflash.sampling.params import SamplingParams
+from pydflash.spec.stats import DraftStats
 
 PARAMS = SamplingParams(max_tokens=20, seed=0)
 HEAD: dict[str, Any] = {
@@ -49,8 +50,8 @@ class FakeSubject:
         out = [tokens[0] + i for i in range(11)]
         if draft and tokens[0] in self.wrong:
             out[4] += 1
-        drafting = Drafting(
-            rounds=5, tokens=10, offered=(5, 5), accepted=(4, 1), draft_s=0.1, step_s=0.3
+        drafting = DraftStats(
+            rounds=5, tokens=10, offered=[5, 5], accepted=[4, 1], draft_s=0.1, step_s=0.3
         )
         return Answered(
             tokens=tuple(out),

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydflash.bench.pairs import Answered, Drafting
+from pydflash.bench.pairs import Answered
 from pydflash.bench.peer import PeerProcess
 from pydflash.bench.prompts import Message
 from pydflash.bench.trace_page import Trace
 from pydflash.errors import ConfigError
 from pydflash.sampling.params import SamplingParams
-from pydflash.service.events import Finished
 from pydflash.service.llm import LLM, fold
 from pydflash.spec.trace import RoundTrace
 
@@ -27,7 +26,7 @@ class Local:
         return self._llm.encode(messages)
 
     def answer(self, tokens: Sequence[int], params: SamplingParams, *, draft: bool) -> Answered:
-        done = fold(self._llm.start(tokens, params))
+        done = fold(self._llm.start(tokens, params, speculate=draft))
         ended_by_token = isinstance(done.finish.stop, int)
         return Answered(
             tokens=done.tokens,
@@ -35,7 +34,7 @@ class Local:
             steps=max(len(done.tokens) - 1 + ended_by_token, 0),
             prefill_s=done.finish.timings.prefill_s,
             decode_s=done.finish.timings.decode_s,
-            drafting=_drafting(done.finish) if draft else None,
+            drafting=done.finish.draft if draft else None,
         )
 
 
@@ -78,7 +77,3 @@ def traced(llm: LLM, prompt: str, params: SamplingParams) -> Trace:
         rounds=tuple(rounds),
         target_logp=tuple(told.logprob for told in done.logprobs),
     )
-
-
-def _drafting(finished: Finished) -> Drafting | None:
-    return None
