@@ -33,6 +33,7 @@ class StateConfig:
         0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx"
     )
     max_concurrency: int = option(1, "sequences that may run at once")
+    captures: int = option(1, "recurrent states kept per sequence to come back to")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

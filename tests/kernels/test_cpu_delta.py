@@ -9,8 +9,19 @@ import torch
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.cpu import library as cpu_library
 from pydflash.kernels.cpu.ops import build_ops
-from pydflash.kernels.ops import DeltaArgs, OpTable, Paths, Recurrent, RowKind, Span, StepBatch
+from pydflash.kernels.ops import (
+    DeltaArgs,
+    DeltaLayer,
+    OpTable,
+    Paths,
+    Recurrent,
+    RowKind,
+    Span,
+    StepBatch,
+)
 from pydflash.kernels.ref.delta import delta as reference
+from pydflash.kernels.ref.ops import build_ops as build_reference
+from tests.kernels.cpu_cases import random_weight
 from tests.kernels.test_ref_delta import args, mixed, store
 
 Tensor = torch.Tensor
@@ -197,6 +208,35 @@ def test_every_instruction_set_gives_the_same_bits(ops: OpTable, sizes: tuple[in
     finally:
         cpu_library.select(library)
     assert all(torch.equal(p, q) for p, q in zip(best, plain, strict=True))
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 8, 8), (1, 3, 24, 40)])
+def test_a_layer_is_its_parts_in_one_call(ops: OpTable, sizes: tuple[int, ...]) -> None:
+    a, E = args(*sizes), 50
+    rows = (a.channels, a.inner, a.v_heads, a.v_heads)
+    parts = [random_weight("F16", n, E, seed) for seed, n in enumerate(rows)]
+    output = random_weight("F32", E, a.inner, 4)
+    norm, x = 1 + torch.randn(E) / 10, torch.randn(12, E)
+    batch = step([(1, EXACT), (11, EXACT)], [-1, *(p + 1 if p >= 0 else -1 for p in TREE)])
+    start = random_store(a, 2)
+    for table, bound in ((ops, 0.0), (build_reference(CPU), 2e-3)):
+        layer = DeltaLayer(
+            norm=norm, eps=a.eps, mixed=table.prepare(parts), args=a, output=table.prepare([output])
+        )
+        one, parted = copy_of(start), copy_of(start)
+        got = table.delta_layer(x.clone(), layer, one, batch)
+        mixed = ops.norm_linear(x, norm, a.eps, ops.prepare(parts), batch.spans)
+        between = ops.delta(mixed, parted, a, batch)
+        want = ops.linear_add(between, ops.prepare([output]), x.clone(), batch.spans)
+        assert one.tape is not None
+        assert parted.tape is not None
+        for mine, theirs in [
+            (got, want),
+            (one.state, parted.state),
+            (one.conv, parted.conv),
+            (one.tape.delta[1:], parted.tape.delta[1:]),
+        ]:
+            torch.testing.assert_close(mine, theirs, rtol=bound, atol=bound)
 
 
 def test_decays_at_the_ends_of_f32_stay_finite(ops: OpTable) -> None:

@@ -95,7 +95,7 @@ def test_fused_experts_are_the_same_experts(tmp_path: Path) -> None:
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("op", ["delta", "moe"])
+@pytest.mark.parametrize("op", ["delta_layer", "moe"])
 def test_a_backend_without_the_op_is_refused_at_load(tmp_path: Path, op: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", "qwen35moe")
     with pytest.raises(UnsupportedError, match=f"no {op}, .*--ops ref"):
@@ -161,14 +161,15 @@ def test_a_scale_beside_a_matrix_multiplies_its_product(tmp_path: Path, suffix: 
     )
     plain, d = Driver(path, ops="ref"), Driver(scaled, ops="ref")
     block = d.model.blocks[0]
-    inner = block.args.inner
-    at = block.args.channels
-    assert block.mixed.scale is not None
-    assert block.mixed.scale.tolist() == [1.0] * at + [2.0] * inner + [1.0] * 8
+    inner = block.delta.args.inner
+    at = block.delta.args.channels
+    mixed = block.delta.mixed
+    assert mixed.scale is not None
+    assert mixed.scale.tolist() == [1.0] * at + [2.0] * inner + [1.0] * 8
     spans = (Span(0, 3, RowKind.EXACT),)
     x = torch.randn(3, 64)
-    want = plain.ops.linear(x, plain.model.blocks[0].mixed, spans) * block.mixed.scale
-    assert torch.equal(d.ops.linear(x, block.mixed, spans), want)
+    want = plain.ops.linear(x, plain.model.blocks[0].delta.mixed, spans) * mixed.scale
+    assert torch.equal(d.ops.linear(x, mixed, spans), want)
     experts = block.ffn.args.experts
     assert [e.down.scale[0].item() for e in experts] == pytest.approx(each.tolist())
     a = plain.prefill(plain.state(), TOKENS)

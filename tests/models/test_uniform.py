@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pydflash.checkpoint.files import open_checkpoint
-from pydflash.config import StateConfig
-from pydflash.engine.memory import plan_memory
 from pydflash.engine.request import Phase
 from pydflash.models import ARCHITECTURES
-from pydflash.models.load import describe
 from pydflash.spec.proposal import Proposal
 from tests.driver import Driver
 from tests.tiny.gguf import tiny_gguf
@@ -241,28 +237,6 @@ def test_reference_and_fast_path_agree(arch: str, tmp_path: Path) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
         expected, got = ref.decode(a, TOKENS[60:64]), fast.decode(b, TOKENS[60:64])
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_memory_plan_matches_what_is_held(make: Make) -> None:
-    d = make(kv="f16", pages=16)
-    with open_checkpoint(d.checkpoint.path) as checkpoint:
-        described = describe(checkpoint)
-        plan = plan_memory(
-            weights=sum(info.nbytes for info in checkpoint.tensors.values()),
-            specs=described.config.state_specs(),
-            model_ctx=described.config.max_positions,
-            state=StateConfig(max_ctx=512),
-            available=1 << 33,
-        )
-    assert plan.pages == 16
-    assert plan.kv == d.kv.nbytes == sum(t.nbytes for t in d.kv._tensors())
-    if d.recurrent is not None:
-        assert plan.slot * d.recurrent.num_slots == d.recurrent.nbytes
-        assert d.recurrent.nbytes == sum(
-            t.nbytes for layer in d.recurrent.layers for t in (layer.conv, layer.state)
-        )
-    padding = 8192  # matrices of a few rows in panels of sixteen
-    assert abs(plan.weights - d.model.nbytes) <= 0.02 * plan.weights + padding
 
 
 def _one_row():

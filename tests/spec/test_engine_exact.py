@@ -36,6 +36,7 @@ def make_engine(
     chunk: int = 32,
     max_ctx: int = 256,
     slots: int = 0,
+    captures: int = 1,
 ) -> Engine:
     table = select.build(torch.device("cpu"), ops=ops, threads=2)
     described = describe(open_checkpoint(path))
@@ -43,10 +44,12 @@ def make_engine(
     specs = model.state_specs()
     kv = KvStore(specs, pages, "f16", "f16", table)
     hybrid = recurrent_specs(specs)
-    recurrent = RecurrentStore(hybrid, slots or 2 * running, table) if hybrid else None
+    recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
     return Engine(
         model,
-        States(PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent)),
+        States(
+            PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent), captures=captures
+        ),
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,

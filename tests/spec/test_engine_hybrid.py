@@ -8,6 +8,7 @@ import torch
 
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, Sequence
+from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
 from tests.spec.test_engine_exact import Guesses, _count_preemptions, make_engine, requests, run
 from tests.tiny.gguf import tiny_gguf
@@ -63,8 +64,10 @@ def test_drafts_change_speed_never_text(
     assert all(layer.tape is None for layer in engine.states.recurrent.layers)
 
 
-def ask(engine: Engine, prompt: list[int], keep: str | None = None) -> Sequence:
-    request = Request(prompt=tuple(prompt), params=ANSWER, seed=1, keep=keep)
+def ask(
+    engine: Engine, prompt: list[int], keep: str | None = None, capture_at: tuple[int, ...] = ()
+) -> Sequence:
+    request = Request(prompt=tuple(prompt), params=ANSWER, seed=1, keep=keep, capture_at=capture_at)
     sequence = engine.add(request)
     while not engine.is_idle:
         engine.step()
@@ -96,6 +99,65 @@ def test_a_rewritten_end_is_read_again_from_the_grid(path: Path, ops: str) -> No
     for a, b in zip(mine.recurrent, theirs.recurrent, strict=True):
         assert torch.equal(a, b), "a restored prefix is bit-equal to a cold one"
     assert ask(engine, [5, *prompt], "talk").cached == 0
+
+
+def test_a_request_names_where_later_ones_come_back_to(path: Path, ops: str) -> None:
+    """Two turns rewrite what follows a system prompt of 70 tokens, and what follows 40 of it."""
+    engine = make_engine(path, ops=ops, captures=2, running=1)
+    prompt = list(range(10, 140))
+    named = (40, 70)
+    ask(engine, prompt, "talk", named)
+    assert sorted(engine.states._kept["talk"].state.captures) == [32, 64], "on the grid below"
+    for start, cached in ((90, 64), (100, 64), (50, 32), (80, 64)):
+        again = [*prompt[:start], *range(200, 230)]
+        sequence = ask(engine, again, "talk", named)
+        assert sequence.cached == cached
+        cold = make_engine(path, ops=ops, captures=2, running=1)
+        assert sequence.generated == ask(cold, again, "talk", named).generated
+        mine, theirs = (e.states._kept["talk"].state.export() for e in (engine, cold))
+        for a, b in zip(mine.recurrent, theirs.recurrent, strict=True):
+            assert torch.equal(a, b), "a restored prefix is bit-equal to a cold one"
+        prompt = again
+    ask(engine, prompt, "talk")
+    assert sorted(engine.states._kept["talk"].state.captures) == [96], "unnamed: the latest"
+    assert ask(engine, prompt[:90], "talk").cached == 0
+
+
+def test_named_lengths_survive_preemption(path: Path, ops: str) -> None:
+    engine = make_engine(path, ops=ops, pages=7, running=2, captures=2)
+    preempted = _count_preemptions(engine)
+    asked = [
+        Request(
+            prompt=tuple(range(first, first + 75)),
+            params=SamplingParams(max_tokens=40, ignore_eos=True),
+            seed=0,
+            keep=str(first),
+            capture_at=(33, 66),
+        )
+        for first in (5, 6)
+    ]
+    run(engine, asked)
+    assert preempted
+    assert sorted(engine.states._kept["6"].state.captures) == [32, 64]
+
+
+@pytest.mark.parametrize(
+    ("keep", "at", "words"),
+    [
+        (None, (32,), "without keep"),
+        ("talk", (0,), "capture_at 0 lies outside"),
+        ("talk", (41,), "41 lies outside the prompt of 40"),
+        ("talk", (8, 32), "names 2 lengths, 1 can be kept.*--captures"),
+    ],
+)
+def test_lengths_that_cannot_be_kept_are_refused(
+    path: Path, keep: str | None, at: tuple[int, ...], words: str
+) -> None:
+    engine = make_engine(path, ops="ref")
+    with pytest.raises(RequestError, match=words) as caught:
+        ask(engine, list(range(10, 50)), keep, at)
+    assert caught.value.param == "capture_at"
+    assert engine.is_idle
 
 
 def test_kept_slots_yield_to_running_sequences(path: Path, ops: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pydflash.bench import llama_cpp, peer
 from pydflash.bench.ceilings import Ceilings, measure
-from pydflash.bench.harness import Rig
+from pydflash.bench.harness import Rig, branching
 from pydflash.bench.machine import provenance
 from pydflash.bench.peer import PeerProcess
 from pydflash.bench.process import measure_process
@@ -134,7 +134,8 @@ def test_measure_steps_and_speed_take_turns(rig: Rig, fake_python: str, tiny_lla
     with PeerProcess(tiny_llama, threads=1, ctx=128, python=fake_python) as other:
         steps, ceilings = measure_steps(rig, other, depth=33, rows=(1, 5), rounds=2)
         speed = measure_speed(rig, other, prompt=40, answer=3, depth=8, rounds=1)
-    assert [f.rows for f in steps] == [1, 5]
+    assert [(f.rows, f.shape) for f in steps] == [(1, "chain"), (5, "chain"), (5, "tree")]
+    assert [f.commits is not None for f in steps] == [False, False, True]
     for figure in steps:
         assert len(figure.ours.seconds) == 6
         assert figure.theirs is not None
@@ -226,7 +227,8 @@ def test_bench_step_command_saves_figures(
     assert main([*words, "--vs", "llama.cpp", "--peer-python", fake_python]) == 0
     told = json.loads(out.read_text())
     assert (told["schema"], told["kind"], told["peer"]) == (1, "step", "peer 1")
-    assert [s["rows"] for s in told["steps"]] == [1, 3]
+    assert [s["rows"] for s in told["steps"]] == [1, 3, 3]
+    assert 0 < told["steps"][2]["commit"]["median_s"] < told["steps"][2]["ours"]["median_s"]
     assert told["ceilings"]["read_bytes_s"] > 0
     assert "x floor" in capsys.readouterr().out
 
@@ -288,6 +290,15 @@ def test_rig_steps_from_one_depth_over_recurrent_layers(tmp_path: Path) -> None:
     assert len(rig.step(1, 40, 2)) == len(rig.step(3, 40, 2)) == 2
     rig.clear(40)
     assert torch.equal(rig.verify([5]), first)
+    steps, commits = rig.tree_step(6, 40, 1)
+    assert 0 < commits[0] < steps[0]
+    tokens = llama_cpp.pattern(6, 40, rig.vocab_size)
+    path = [0, 2, 4, 5]  # beside the leaves 1 and 3
+    assert (branching(tokens).path(5), rig.state.length) == (path, 44)
+    committed = rig.verify([5])
+    rig.clear(40)
+    rig.force([tokens[node] for node in path], block=1)
+    assert torch.equal(rig.verify([5]), committed), "the step commits what it proposed"
     assert rig.prefill(20) > 0
     assert rig.decode(3, 20) > 0
     one, many = rig.cost(1, 0), rig.cost(64, 0)

@@ -28,7 +28,7 @@ def _only_some_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         if name == "ref":
             return table
         formats = frozenset({"F32", "Q8_0", "Q4_1"})
-        lacking = {op: Missing(op) for op in ("delta", "delta_commit", "moe")}
+        lacking = {op: Missing(op) for op in ("delta_layer", "delta_commit", "moe")}
         return replace(table, name=name, formats=formats, **lacking)
 
     monkeypatch.setattr(select, "_make", make)
@@ -88,10 +88,10 @@ def test_describe_says_what_cannot_run(tmp_path: Path) -> None:
 def test_describe_names_the_kernels_that_lack_an_op(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", "qwen35moe")
     run = describe(path)["runs"]["cpu"]
-    lacking = ["lacks delta, delta_commit, moe"]
+    lacking = ["lacks delta_commit, delta_layer, moe"]
     assert run == {"yes": True, "kernels": {"cpu": lacking, "ref": []}}
     assert _verdict(run) == (
-        "cpu kernels: no, lacks delta, delta_commit, moe\nref kernels: yes (--ops ref)"
+        "cpu kernels: no, lacks delta_commit, delta_layer, moe\nref kernels: yes (--ops ref)"
     )
 
 

@@ -56,10 +56,11 @@ class Rig:
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
-    def cost(self, rows: int, depth: int) -> Cost:
+    def cost(self, rows: int, depth: int, *, committed: int = 0) -> Cost:
         """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once.
 
-        Of the experts, as many are read as independent choices of the rows would touch.
+        Of the experts, as many are read as independent choices of the rows would touch. `committed` nodes
+        are repeated on the recurrent states afterwards.
         """
         m = self._matrices
         nbytes = m.nbytes + m.expert_nbytes * (1 - (1 - m.share) ** rows)
@@ -71,6 +72,9 @@ class Rig:
             state = slots.nbytes / slots.num_slots
             nbytes += 2 * state if rows == 1 else state  # one row writes it, too
             flops += 7 * rows * state / 4  # k^T S, decay S + k delta^T, q^T S
+            if committed:
+                nbytes += 2 * state
+                flops += 3 * committed * state / 4
         return Cost(nbytes=nbytes, flops=flops)
 
     def clear(self, keep: int = 0) -> None:
@@ -100,9 +104,7 @@ class Rig:
 
     def verify(self, tokens: Many[int]) -> torch.Tensor:
         """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
-        proposal = Proposal.chain(tokens)
-        batch = self._batch(self._sequence(tokens), Phase.DECODE, len(tokens), proposal)
-        return self.model.forward(batch, self.layers).logits
+        return self._forward(Proposal.chain(tokens))
 
     def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
         """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
@@ -124,6 +126,24 @@ class Rig:
             times.append(time.perf_counter() - began)
         return times
 
+    def tree_step(self, rows: int, depth: int, repeats: int) -> tuple[list[float], list[float]]:
+        """Seconds of `repeats` exact steps over `branching(rows)`, and of each one's commit beside them.
+
+        The path to the last node is accepted: keys and values move, recurrent states repeat it.
+        """
+        tree = branching(pattern(rows, depth, self.vocab_size))
+        path = tree.path(rows - 1)
+        steps, commits = [], []
+        for _ in range(repeats):
+            self.clear(depth)
+            began = time.perf_counter()
+            self._forward(tree)
+            stepped = time.perf_counter()
+            self.engine.states.commit([self.state], [path])
+            steps.append(stepped - began)
+            commits.append(time.perf_counter() - stepped)
+        return steps, commits
+
     def prefill(self, count: int) -> float:
         """Seconds from a prompt of `count` tokens to the first token, through the engine."""
         began = time.perf_counter()
@@ -139,6 +159,11 @@ class Rig:
         for _ in tokens:
             pass
         return time.perf_counter() - began
+
+    def _forward(self, proposal: Proposal) -> torch.Tensor:
+        count = len(proposal.tokens)
+        batch = self._batch(self._sequence(proposal.tokens), Phase.DECODE, count, proposal)
+        return self.model.forward(batch, self.layers).logits
 
     def _generate(self, depth: int, count: int) -> Iterator[int]:
         """Answer a prompt of `depth` pattern tokens with `count` tokens, one engine step after another."""
@@ -168,6 +193,18 @@ class Rig:
         self.state.reserve(count)
         work = RowWork(Row(sequence, phase, count), self.state, proposal)
         return build([work], self.ops.device)
+
+
+def branching(tokens: Many[int]) -> Proposal:
+    """A tree in which every other node has two children, a leaf first and then the branch that goes on.
+
+    So no node but the root lies in memory where its position would put it, on the path to the last one.
+    """
+    parents = [-1, *((node - 1) // 2 * 2 for node in range(1, len(tokens)))]
+    depth = [0]
+    for parent in parents[1:]:
+        depth.append(depth[parent] + 1)
+    return Proposal(tuple(tokens), tuple(parents), tuple(depth))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

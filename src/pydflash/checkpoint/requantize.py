@@ -54,8 +54,7 @@ def quantize_file(
         "general.file_type": kind.file_type,
         "general.quantization_version": None if kind.base.is_dense else _QUANTIZATION_VERSION,
     }
-    workers = threads or torch.get_num_threads()
-    with open_checkpoint(source) as checkpoint, _one_thread_each(), _pool(workers) as pool:
+    with open_checkpoint(source) as checkpoint, workers(threads) as pool:
         if checkpoint.kind != "gguf":
             raise UnsupportedError(f"{source} is not a GGUF file; convert it to GGUF first")
         mix = Mix(kind, checkpoint.tensors)
@@ -112,6 +111,18 @@ def requantize(
     return QuantTensor(name=tensor.name, data=data, format=format, shape=tensor.shape)
 
 
+@contextmanager
+def workers(threads: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """A pool for `requantize`, torch's own threads off meanwhile: the workers take whole slices instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads or before, thread_name_prefix="quantize") as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
+
+
 def _check(checkpoint: Checkpoint, formats: dict[str, QuantFormat]) -> None:
     """Refuse before the first byte is written."""
     for info in checkpoint.tensors.values():
@@ -127,18 +138,3 @@ def _nbytes(shape: tuple[int, ...], format: QuantFormat) -> int:
     for size in shape[:-1]:
         count *= size
     return count
-
-
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="quantize")
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Torch's own threads off: the workers take whole slices instead."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

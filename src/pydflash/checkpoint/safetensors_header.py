@@ -15,6 +15,7 @@ from pydflash.quant.formats import FORMATS
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMS = 8
 _DTYPES = {name: FORMATS[name] for name in ("F16", "F32", "F64", "BF16", "I8", "I16", "I32", "I64")}
+_DTYPES["BOOL"] = FORMATS["I8"]  # a byte each
 
 
 def read_safetensors_header(

@@ -17,6 +17,7 @@ from pydflash.errors import ConfigError
 if TYPE_CHECKING:
     from pydflash.bench.harness import Rig
     from pydflash.bench.peer import PeerProcess
+    from pydflash.bench.report import Samples
     from pydflash.bench.speed import SpeedFigure
     from pydflash.bench.step import StepFigure
 
@@ -61,7 +62,10 @@ def step(
     peer_python: PeerPython = None,
     json: Json = None,
 ) -> None:
-    """Time a step of k exact rows, beside the least its bytes and operations could take here."""
+    """Time a step of k exact rows, beside the least its bytes and operations could take here.
+
+    A chain is the step alone; a tree branches, and the commit of an accepted path is in its time.
+    """
     from pydflash.bench.report import save
     from pydflash.bench.step import measure_steps
 
@@ -173,14 +177,15 @@ def _head(path: Path, rig: "Rig", peer: "PeerProcess | None", cache_type: str) -
 
 
 def _show_steps(figures: list["StepFigure"], title: str) -> None:
-    columns = ["rows", "ms best/med", "floor ms", "x floor", "bound by"]
+    columns = ["rows", "ms best/med", "commit", "floor", "x floor", "bound by"]
     columns += ["llama.cpp ms", "ratio"] if figures[0].theirs is not None else []
     lines = []
     for f in figures:
-        line = [str(f.rows), _pair(f.ours.best * 1e3, f.ours.median * 1e3)]
-        line += [f"{f.floor_s * 1e3:.2f}", f"{f.ours.best / f.floor_s:.2f}", f.bound]
+        line = [f"{f.rows} {f.shape}", _ms(f.ours)]
+        line += ["" if f.commits is None else f"{f.commits.median * 1e3:.2g}"]
+        line += [f"{f.floor_s * 1e3:.3g}", f"{f.ours.best / f.floor_s:.2f}", f.bound]
         if f.theirs is not None:
-            line += [_pair(f.theirs.best * 1e3, f.theirs.median * 1e3)]
+            line += [_ms(f.theirs)]
             line += [_pair(f.ours.best / f.theirs.best, f.ours.median / f.theirs.median)]
         lines.append(line)
     _print_table(title, columns, lines)
@@ -218,6 +223,10 @@ def _require_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise ConfigError(f"--{name} {value} leaves nothing to measure; give 1 or more")
+
+
+def _ms(samples: "Samples") -> str:
+    return f"{samples.best * 1e3:.3g}/{samples.median * 1e3:.3g}"
 
 
 def _pair(first: float, second: float) -> str:

@@ -77,6 +77,7 @@ def describe(path: Path) -> dict[str, Any]:
             "parts": _parts(checkpoint),
             "tokenizer": _tokenizer(checkpoint),
             "chat_template": checkpoint.meta.get("tokenizer.chat_template"),
+            "drafter": _drafter(checkpoint),
             "runs": _runs(checkpoint),
         }
 
@@ -140,17 +141,41 @@ def _tokenizer(checkpoint: "Checkpoint") -> dict[str, Any] | None:
     }
 
 
+def _drafter(checkpoint: "Checkpoint") -> dict[str, Any] | None:
+    """What a drafter says of itself, or why it is refused; None for anything else."""
+    from dataclasses import asdict
+
+    from pydflash.draft.files import is_drafter, open_drafter
+    from pydflash.errors import PydflashError
+
+    if not is_drafter(checkpoint):
+        return None
+    try:
+        with open_drafter(checkpoint.path) as drafter:
+            return {
+                "container": drafter.container,
+                "config": asdict(drafter.config),
+                "slots": drafter.config.slots,
+                "notes": list(drafter.notes),
+            }
+    except PydflashError as error:
+        return {"refused": str(error)}
+
+
 def _runs(checkpoint: "Checkpoint") -> dict[str, dict[str, Any]]:
     """For each kind of device: can this build run the model there, with which kernels, and why not."""
     import torch
 
     from pydflash.device import devices
+    from pydflash.draft.files import is_drafter
     from pydflash.kernels.select import obstacles
     from pydflash.models import ARCHITECTURES
 
     architecture = _architecture(checkpoint)
     reasons: list[str] = []  # whatever the kernels
-    if checkpoint.kind != "gguf":
+    if is_drafter(checkpoint):
+        reasons.append("it is a drafter, of use beside its target")
+    elif checkpoint.kind != "gguf":
         reasons.append("models run from GGUF files only")
     elif architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -172,7 +197,7 @@ def _ops(checkpoint: "Checkpoint") -> set[str]:
         if "_exps." in name:
             ops.add("moe")
         if ".ssm_" in name:
-            ops |= {"delta", "delta_commit"}
+            ops |= {"delta_layer", "delta_commit"}
     return ops
 
 
@@ -235,10 +260,38 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("special", ", ".join(special) or "-"))
         ends = ", ".join(f"{end['id']} {end['text']}" for end in tokenizer["ends"])
         rows.append(("ends a turn", ends or "-"))
-    rows.append(("chat template", _first_lines(report["chat_template"])))
+    if report["drafter"] is None:
+        rows.append(("chat template", _first_lines(report["chat_template"])))
+    else:
+        rows += _drafter_facts(report["drafter"])
     for kind, run in report["runs"].items():
         rows.append((f"runs on {kind}", _verdict(run)))
     return rows
+
+
+def _drafter_facts(drafter: dict[str, Any]) -> list[tuple[str, str]]:
+    if "refused" in drafter:
+        return [("drafter", f"refused: {drafter['refused']}")]
+    c = drafter["config"]
+    taps = ", ".join(map(str, c["target_layers"]))
+    layers = [
+        f"{'all' if window is None else window}{' causal' if causal else ''}"
+        for window, causal in zip(c["windows"], c["causal"], strict=True)
+    ]
+    heads = [k for k in ("conv", "selector", "markov", "domino") if c[k] is not None]
+    rows = [
+        ("drafter", f"{drafter['container']} container, {c['layers']} layers of {c['hidden']}"),
+        ("drafts", f"{drafter['slots']} tokens from a block of {c['block_size']}"),
+        ("mask token", f"{c['mask_token']} of {c['vocab']}"),
+        ("reads", f"the outputs of the target's layers {taps} (counted from 0)"),
+        ("layers see", "; ".join(layers)),
+    ]
+    if heads:
+        rows.append(("heads", ", ".join(heads)))
+    if c["draft_vocab"] is not None:
+        rows.append(("draft vocabulary", f"{c['draft_vocab']} of {c['vocab']} tokens"))
+    rows += [(f"card: {key}", value) for key, value in c["card"].items()]
+    return rows + [("note", note) for note in drafter["notes"]]
 
 
 def _first_lines(template: object) -> str:

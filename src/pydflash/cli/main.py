@@ -24,6 +24,7 @@ VERBS = {
     "rm": ("pydflash.cli.rm:rm", "Delete a model from the cache."),
     "inspect": ("pydflash.cli.inspect:inspect", "Describe a model file."),
     "quantize": ("pydflash.cli.quantize:quantize", "Rewrite a model file in another format."),
+    "convert": ("pydflash.cli.convert:convert", "Convert a drafter between file formats."),
     "devices": ("pydflash.cli.devices:devices", "List the devices of this machine."),
     "bench": ("pydflash.cli.bench:app", "Measure steps, speed and drafts."),
     "trace": ("pydflash.cli.trace:trace", "Show an answer round by round: drafts and costs."),

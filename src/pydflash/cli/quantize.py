@@ -1,4 +1,4 @@
-"""`pydflash quantize`: rewrite a model file in another format."""
+"""`pydflash quantize`: rewrite a model file, or a drafter, in another format."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 
 def quantize(
-    source: Annotated[Path, Parameter(help="the GGUF file to read")],
+    source: Annotated[Path, Parameter(help="the GGUF file to read, or any drafter")],
     dest: Annotated[Path, Parameter(help="the GGUF file to write")],
     /,
     *,
@@ -19,6 +19,10 @@ def quantize(
             "an M mix gives the most sensitive matrices more bits"
         ),
     ],
+    swa: Annotated[
+        int | None,
+        Parameter(help="of a drafter: note that all layers but the last see this many positions"),
+    ] = None,
     force: Annotated[bool, Parameter(help="replace an existing file", negative="")] = False,
     threads: Annotated[int | None, Parameter(help="cores to use, default all")] = None,
     quiet: Annotated[bool, Parameter(help="no progress bar", negative="")] = False,
@@ -29,6 +33,9 @@ def quantize(
 
     from pydflash.checkpoint.files import TensorInfo, open_checkpoint
     from pydflash.checkpoint.requantize import quantize_file
+    from pydflash.cli.convert import nbytes
+    from pydflash.draft.convert import convert_drafter
+    from pydflash.draft.files import is_drafter
     from pydflash.errors import ConfigError
     from pydflash.quant.formats import QuantFormat
 
@@ -36,6 +43,9 @@ def quantize(
         raise ConfigError(f"--threads {threads} leaves nobody to do the work; give 1 or more")
     with open_checkpoint(source) as checkpoint:
         total, before = len(checkpoint.tensors), checkpoint.nbytes
+        drafter = is_drafter(checkpoint)
+    if swa is not None and not drafter:
+        raise ConfigError(f"--swa is for drafters, and {source.name} is none")
     made: Counter[str] = Counter()
     lossy = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -49,8 +59,19 @@ def quantize(
             lossy += target is not info.format and not info.format.is_dense
             bars.update(task, advance=1, description=f"{info.name} to {target.name}")
 
-        quantize_file(source, dest, type, report, force=force, threads=threads)
-    after = dest.expanduser().stat().st_size
+        if drafter:
+            convert_drafter(
+                source,
+                dest,
+                type=type,
+                window=swa,
+                progress=report,
+                force=force,
+                threads=threads,
+            )
+        else:
+            quantize_file(source, dest, type, report, force=force, threads=threads)
+    after = nbytes(dest)
     counts = ", ".join(f"{count} {name}" for name, count in made.most_common())
     print(f"{dest}: {after / 1e6:.1f} MB from {before / 1e6:.1f} MB; {counts}")
     if lossy:

@@ -4,11 +4,13 @@ Canonical tensor names are those of the seeds' GGUF dialect (docs/speculation.md
 `dflash.fc.weight` [E, n * Et], `dflash.hidden_norm.weight` [E], `output_norm.weight` [E], per layer
 `blk.i.` attn_norm, attn_q, attn_k, attn_v, attn_output, attn_q_norm, attn_k_norm, ffn_norm, ffn_gate,
 ffn_up, ffn_down (all `.weight`). Optional: `dflash.mask_embedding` [E], `dflash.aux_hidden_norm.j.weight`
-[Et], `blk.i.attn_gate.weight`, `output.weight` [Vd, E] and `d2t` int [Vd] (reduced vocabulary: target id
-of draft id i is i + d2t[i], as in the speculators format), `blk.i.{attn,ffn}_conv.base` [2, W, E] (side,
-tap, channel) and `.proj.weight` [2 * W * groups, E], `dflash.selector.hproj.weight` [rank, E],
-`dflash.selector.{pred,succ}_cb` [Vd, rank], `dflash.dspark.markov.{w1,w2}` [V, rank],
-`dflash.dspark.confidence.{weight,bias}`, `dflash.domino.*`. Shapes in torch order.
+[Et], `blk.i.attn_gate.weight` [H or H * D, E], `blk.i.attn_{q,k,v,output}.bias`, `output.weight` [Vd, E]
+and `d2t` int [Vd] (reduced vocabulary: target id of draft id i is i + d2t[i], as in the speculators
+format), `blk.i.{attn,ffn}_conv.base` [2, W, E] (side, tap, channel) and `.proj.weight`
+[2 * W * groups, E], `dflash.selector.hproj.weight` [rank, E], `dflash.selector.{pred,succ}_cb` and
+`dflash.dspark.markov.{w1,w2}` [V, rank] (the first of a pair by target id, the second by draft id:
+[Vd, rank] with a reduced vocabulary), `dflash.dspark.confidence.{weight,bias}`, `dflash.domino.*`
+(draft.layout). Shapes in torch order.
 """
 
 from dataclasses import dataclass, field

@@ -63,7 +63,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse what cannot be answered, before it takes anything. Safe from any thread.
 
-        Raises ContextLengthError, or RequestError for an empty prompt or a token that does not exist.
+        Raises ContextLengthError, or RequestError for an empty prompt, a token that does not exist
+        or a length to capture that cannot be kept.
         """
         prompt, vocab_size = request.prompt, self.sampler.vocab_size
         if not prompt:
@@ -78,7 +79,28 @@ class Engine:
             raise RequestError(
                 f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
             )
+        self._check_captures(request)
         self.sampler.check(request.params)
+
+    def _check_captures(self, request: Request) -> None:
+        at, most = request.capture_at, self.states.captures
+        if at and request.keep is None:
+            raise RequestError(
+                "capture_at without keep: nothing of the request outlives it; name the conversation",
+                param="capture_at",
+            )
+        bad = next((n for n in at if not 0 < n <= len(request.prompt)), None)
+        if bad is not None:
+            raise RequestError(
+                f"capture_at {bad} lies outside the prompt of {len(request.prompt)} tokens",
+                param="capture_at",
+            )
+        if len(at) > most and self.states.recurrent is not None:
+            raise RequestError(
+                f"capture_at names {len(at)} lengths, {most} can be kept of a sequence; "
+                "name fewer or raise --captures",
+                param="capture_at",
+            )
 
     def add(self, request: Request) -> Sequence:
         """Queue a request, once `check` has passed it."""

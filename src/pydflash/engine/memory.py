@@ -1,6 +1,7 @@
-"""What fits: weights, KV pages, recurrent slots and reserve against the memory there is.
+"""What fits: a plan that says where every byte goes, against the memory there is.
 
-Decided before anything is allocated.
+Decided before anything is allocated: weights, rotary tables, KV pages, recurrent slots, and what the widest
+step takes while it runs.
 """
 
 from collections.abc import Sequence
@@ -9,33 +10,35 @@ from dataclasses import dataclass
 from pydflash.config import StateConfig, StepConfig
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.models.base import Footprint
 from pydflash.state.base import StateSpec, recurrent_specs
 from pydflash.state.kv import page_bytes
 
 RESERVE_BYTES = 256 << 20
-"""Left for activations, logits, the tokenizer and the rest of the process."""
-
-
-SLOTS_PER_SEQUENCE = 2
-"""A running sequence's recurrent state, and a way back for the conversation it may leave behind."""
+"""Left for what is not the model's: torch, the tokenizer, Python, the buffers of libraries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Sizes in bytes; `pages` of PAGE_SIZE positions; `max_ctx` positions of one sequence.
 
-    `slot` is one recurrent state over all layers, `tape` what the widest step keeps until its commit.
+    `slot` is one recurrent state over all layers; `tape` what the widest step keeps until its commit,
+    `activations` and `logits` what it takes while it runs.
     """
 
     weights: int
+    decoded: int
+    rope: int
     page: int
     pages: int
     max_ctx: int
     available: int
     sequences: int
-    slot: int = 0
-    slots: int = 0
-    tape: int = 0
+    slot: int
+    slots: int
+    tape: int
+    activations: int
+    logits: int
 
     @property
     def kv(self) -> int:
@@ -45,42 +48,64 @@ class MemoryPlan:
     def recurrent(self) -> int:
         return self.slots * self.slot
 
+    @property
+    def lasting(self) -> int:
+        """What is held from load on."""
+        return self.weights + self.decoded + self.rope + self.kv + self.recurrent
+
+    @property
+    def step(self) -> int:
+        """What the widest step adds for a while."""
+        return self.tape + self.activations + self.logits
+
     def lines(self) -> list[str]:
         """The table printed at start."""
+        decoded = f", {_mib(self.decoded)} decoded by the reference kernels" if self.decoded else ""
         recurrent = (
-            f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)}), "
-            f"step operands {_mib(self.tape)}"
+            f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)})"
         )
+        tape = f", operands until the commit {_mib(self.tape)}" if self.tape else ""
         return [
-            f"weights {_mib(self.weights)}",
+            f"weights {_mib(self.weights)}{decoded}, rotary tables {_mib(self.rope)}",
             f"kv cache {_mib(self.kv)} ({self.pages} pages of {PAGE_SIZE} positions, "
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
             *([recurrent] if self.slots else []),
+            f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
+            f"logits {_mib(self.logits)}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
-            f"free memory {_mib(self.available)}, reserve {_mib(RESERVE_BYTES)}",
+            f"in all {_mib(self.lasting + self.step)} of {_mib(self.available)} free, "
+            f"reserve {_mib(RESERVE_BYTES)}",
         ]
 
 
 def plan_memory(
     *,
-    weights: int,
+    footprint: Footprint,
     specs: Sequence[StateSpec],
     model_ctx: int,
     state: StateConfig,
     available: int,
-    exact_rows: int = StepConfig().max_exact_rows,
+    step: StepConfig | None = None,
+    nodes: int = 1,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
-    `exact_rows`: exact tokens of the widest step.
+    `nodes`: of the widest proposal.
     """
+    step = step or StepConfig()
+    sequences = state.max_concurrency
     page = page_bytes(specs, state.cache_type_k, state.cache_type_v)
     slot = sum(s.slot_bytes for s in recurrent_specs(specs))
-    slots = SLOTS_PER_SEQUENCE * state.max_concurrency if slot else 0
-    tape = exact_rows * sum(s.tape_bytes for s in recurrent_specs(specs))
-    fixed = weights + slots * slot + tape
+    slots = (1 + state.captures) * sequences if slot else 0
+    exact = step.max_exact_rows + sequences * nodes
+    tape = exact * sum(s.tape_bytes for s in recurrent_specs(specs))
+    activations = (exact + step.prefill_chunk) * footprint.token
+    logits = (sequences * nodes + 1) * footprint.logits
+    fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     room = available - fixed - RESERVE_BYTES
-    fits = max(0, room // page) if page else 0
+    # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
+    each = sequences * page + PAGE_SIZE * footprint.position
+    fits = max(0, room // each)
     if fits < 1:
         raise CapacityError(
             f"the model needs {_mib(fixed)} and {_mib(RESERVE_BYTES)} of reserve, "
@@ -91,36 +116,37 @@ def plan_memory(
             f"--max-ctx {state.max_ctx} is beyond the {model_ctx} positions the model was made for; "
             f"use --max-ctx {model_ctx} or less"
         )
-    if state.max_ctx:
-        max_ctx = state.max_ctx
-    else:
-        # Left to us, the cache takes at most half of the room and never starves a sequence.
-        even = fits // 2 // state.max_concurrency
-        max_ctx = min(model_ctx, max(1, even) * PAGE_SIZE)
+    # Left to us, the cache takes at most half of the room and never starves a sequence.
+    max_ctx = state.max_ctx or min(model_ctx, max(1, fits // 2) * PAGE_SIZE)
     whole = -(-max_ctx // PAGE_SIZE)
-    pages = state.kv_pages or whole * state.max_concurrency
+    pages = state.kv_pages or whole * sequences
     if pages < whole:
         raise CapacityError(
             f"--kv-pages {pages} holds {pages * PAGE_SIZE} positions, one sequence of {max_ctx} needs "
             f"{whole} pages; raise --kv-pages or use --max-ctx {pages * PAGE_SIZE}"
         )
-    if pages > fits:
+    rope = max_ctx * footprint.position
+    if pages * page + rope > room:
         raise CapacityError(
-            f"a context of {max_ctx} for {state.max_concurrency} sequences needs "
-            f"{_mib(pages * page)} of KV cache, {_mib(max(room, 0))} are left beside the weights; "
-            f"use --max-ctx {max(1, fits // state.max_concurrency) * PAGE_SIZE} or less, "
+            f"a context of {max_ctx} for {sequences} sequences needs "
+            f"{_mib(pages * page + rope)} of KV cache and tables, {_mib(max(room, 0))} are left beside "
+            f"the weights; use --max-ctx {fits * PAGE_SIZE} or less, "
             "fewer sequences, or --cache-type-k q8_0 --cache-type-v q8_0"
         )
     return MemoryPlan(
-        weights=weights,
+        weights=footprint.weights,
+        decoded=footprint.decoded,
+        rope=rope,
         page=page,
         pages=pages,
         max_ctx=max_ctx,
         available=available,
-        sequences=state.max_concurrency,
+        sequences=sequences,
         slot=slot,
         slots=slots,
         tape=tape,
+        activations=activations,
+        logits=logits,
     )
 
 

@@ -31,6 +31,10 @@ class Request:
     """What to answer and how. `keep` names a conversation whose state outlives the request.
 
     `speculate`: drafts may be verified for it; without, every token takes a step of its own.
+
+    `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
+    end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
+    attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +42,7 @@ class Request:
     seed: int
     keep: str | None = None
     speculate: bool = True
+    capture_at: tuple[int, ...] = ()
     id: int = field(default_factory=lambda: next(_ids))
 
 

@@ -33,14 +33,18 @@ class States:
         kv: KvStore,
         recurrent: RecurrentStore | None = None,
         layers: Many[PagedKV | Recurrent] | None = None,
+        *,
         rings: RingStore | None = None,
+        captures: int = 1,
     ) -> None:
-        """`rings`: the drafter's, when there is a drafter that keeps state."""
+        """`rings`: the drafter's, when there is a drafter that keeps state. `captures`: recurrent states
+        to come back to that each sequence may hold beside its own."""
         self.pool = pool
         self.kv = kv
         self.recurrent = recurrent
         self.rings = rings
         self.layers = kv.layers if layers is None else layers
+        self.captures = captures
         self._of: dict[int, SequenceState] = {}
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
@@ -87,15 +91,19 @@ class States:
             self.recurrent.drop_tapes()
 
     def capture(self, sequence: Sequence, grid: int) -> None:
-        """Keep the way back to the latest point of the prefill grid, for a conversation that goes on.
+        """Keep the way back to here, if here is on the prefill grid and a conversation may come back.
 
-        Templates rewrite the end of a prompt (a thought is dropped, say), and pages alone can follow that.
+        It may to where its request says, else to the latest such point: templates rewrite the end of a
+        prompt (a thought is dropped, say), and pages alone can follow that.
         """
-        state = self.of(sequence)
-        on_grid = state.length > 0 and state.length % grid == 0
-        if self.recurrent is None or sequence.request.keep is None or not on_grid:
+        state, request = self.of(sequence), sequence.request
+        here = state.length
+        if self.recurrent is None or request.keep is None or not here or here % grid:
             return
-        state.drop_captures()
+        wanted = {at // grid * grid for at in request.capture_at} or {here}
+        if here not in wanted:
+            return
+        state.drop_captures(keep=wanted)
         if self.recurrent.num_free or self._evict():
             state.capture()
 

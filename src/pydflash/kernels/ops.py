@@ -64,6 +64,9 @@ class StepBatch:
     parents: Tensor | None  # int32 [T] token index of the parent in this step, -1 for a row's first
     logit_rows: Tensor  # int64 [M] tokens whose logits are wanted
     spans: tuple[Span, ...]  # the products this step is made of, in token order
+    first: Tensor | None = (
+        None  # int32 [R] lowest position a row may see; None: 0. Below it nothing is read
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,6 +98,10 @@ class AttnArgs:
     window: int | None = None  # a query sees itself and the window - 1 positions before it
     softcap: float | None = None  # scores = cap * tanh(scores / cap)
     gated: bool = False  # each query head is packed [q | gate]; its result is times sigmoid(gate)
+    causal: bool = (
+        True  # False: tokens of an exact row, a chain, see the later ones of their row too,
+    )
+    # as far ahead as the window reaches back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -251,6 +258,17 @@ class DenseLayer:
     act: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeltaLayer:
+    """The Gated DeltaNet half of a layer: norm, merged qkv|z|alpha|beta, recurrence, output, residual."""
+
+    norm: Tensor  # f32 [E]
+    eps: float
+    mixed: Weight
+    args: DeltaArgs
+    output: Weight
+
+
 class Prepare(Protocol):
     def __call__(self, parts: Sequence[QuantTensor], bias: Tensor | None = None) -> Weight:
         """Merge tensors along rows and put them in the backend's layout. The caller may drop the
@@ -284,6 +302,8 @@ class OpTable:
     attention(qkv [T, (H + 2G) * D], kv, args, batch) -> [T, H * D]: q/k norm, rope, store of this
         step's K and V, then attention over the pages. Keys are read back after the store.
         With args.gated, qkv is [T, (2H + 2G) * D] and each head's result is times sigmoid of its gate.
+    store_kv(pairs [T, 2G * D], kv, args, batch): k norm, rope and store of K and V at batch.write_slots
+        and positions, nothing attended; rows of `pairs` may lie apart (a slice of a wider product).
     attention_layer(x [T, E], layer, kv, batch) -> [T, E]: x + linear(attention(norm_linear(x))); may
         overwrite and return x
     dense_layer(x [T, E], layer, spans) -> [T, E]: linear_add(norm_gated(x), x); may overwrite and return x
@@ -293,6 +313,8 @@ class OpTable:
         chain of parents, silu, l2 norm of q and k, the recurrence from the parent's state, norm gated by
         silu(z). Prefill rows and exact rows of one token advance their slot in place; exact rows of
         several leave it as it was and fill `recurrent.tape`.
+    delta_layer(x [T, E], layer, recurrent, batch) -> [T, E]: x + linear(delta(norm_linear(x))); may
+        overwrite and return x
     delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
         operations on the same operands: bit-equal to rows of one token each.
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
@@ -314,9 +336,18 @@ class OpTable:
     copy_slots: Callable[[PagedKV, Tensor, Tensor], None]
     formats: frozenset[str]  # weight formats this table multiplies by
     delta: Callable[[Tensor, Recurrent, DeltaArgs, StepBatch], Tensor] = Missing("delta")
+    delta_layer: Callable[[Tensor, DeltaLayer, Recurrent, StepBatch], Tensor] = Missing(
+        "delta_layer"
+    )
     delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
+<<<<<<< HEAD
+    panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
+    keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
+=======
+    store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
+>>>>>>> dnet
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

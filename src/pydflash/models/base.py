@@ -21,6 +21,21 @@ class StepOutput:
     taps: dict[int, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a model takes in memory beside its state, in bytes, known before anything is loaded.
+
+    `weights` as the kernels hold them; `decoded` what they keep of them in F32 besides (the reference
+    kernels); `position` of the rotary tables; `token` of a step's activations; `logits` of one row.
+    """
+
+    weights: int
+    decoded: int
+    position: int
+    token: int
+    logits: int
+
+
 class Block(Protocol):
     """One layer of the residual stream."""
 

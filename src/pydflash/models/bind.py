@@ -173,6 +173,12 @@ def _member(stack: QuantTensor, index: int) -> QuantTensor:
     )
 
 
+def layer_of(name: str) -> int:
+    """The number in `blk.N.`, -1 for other names."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else -1
+
+
 def block_count(checkpoint: Checkpoint) -> int:
     """`{arch}.block_count`, which the file's tensors must bear out (a forged one would exhaust memory)."""
     stated = checkpoint.meta.int("{arch}.block_count")

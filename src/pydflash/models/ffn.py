@@ -114,6 +114,14 @@ class Mixture:
         return self.ops.moe(x, self.norm, self.eps, self.args, spans)
 
 
+def ffn_width(hidden: int, ffn: int, moe: MoeConfig | None) -> int:
+    """Floats that a token takes between the norm and the residual, about."""
+    if moe is None:
+        return 2 * ffn
+    pairs = moe.used + (1 if moe.shared else 0)
+    return hidden + moe.experts + pairs * (2 * hidden + 3 * max(moe.ffn, moe.shared))
+
+
 def feed_forward(
     bind: Binder,
     at: str,

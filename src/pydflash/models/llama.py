@@ -12,7 +12,7 @@ from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
 from pydflash.models.bind import Binder, block_count, vocab_rows
-from pydflash.models.ffn import MoeConfig, feed_forward
+from pydflash.models.ffn import MoeConfig, feed_forward, ffn_width
 from pydflash.state.base import PagedKVSpec, StateSpec
 
 Tensor = torch.Tensor
@@ -35,6 +35,13 @@ class Config:
     rope: RopeSpec
     qk_norm: bool
     moe: MoeConfig | None = None
+
+    @property
+    def width(self) -> int:
+        """Floats that a token takes while a layer runs, about."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = q + 2 * kv + 2 * q
+        return 2 * self.hidden + max(attention, ffn_width(self.hidden, self.ffn, self.moe))
 
     def state_specs(self) -> list[StateSpec]:
         return [

@@ -4,14 +4,16 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 from pydflash.checkpoint.files import Checkpoint
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import OpTable
+from pydflash.layers.rope import RopeSpec
 from pydflash.models import ARCHITECTURES
-from pydflash.models.base import Model
-from pydflash.models.bind import Binder
+from pydflash.models.base import Footprint, Model
+from pydflash.models.bind import Binder, layer_of
 from pydflash.state.base import StateSpec
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,15 @@ class ModelConfig(Protocol):
 
     @property
     def max_positions(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def rope(self) -> RopeSpec: ...
+    @property
+    def width(self) -> int:
+        """Floats that a token takes while a layer runs, about."""
 
     def state_specs(self) -> list[StateSpec]: ...
 
@@ -34,6 +45,10 @@ class Description:
     config: ModelConfig
     module: Any
 
+    def footprint(self, ops: OpTable) -> Footprint:
+        """What loading it with these kernels will take."""
+        return _footprint(self.checkpoint, self.config, ops)
+
     def load(
         self, ops: OpTable, max_positions: int, progress: Callable[[int], None] | None = None
     ) -> Model:
@@ -41,6 +56,30 @@ class Description:
         bind = Binder(self.checkpoint, ops, progress)
         model: Model = self.module.load(bind, self.config, max_positions)
         return model
+
+
+def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Footprint:
+    weights = decoded = 0
+    tied = "output.weight" not in checkpoint.tensors
+    for info in checkpoint.tensors.values():
+        if layer_of(info.name) >= config.layers or info.name.startswith("mtp."):
+            continue  # left out by the model
+        elements = prod(info.shape)
+        if len(info.shape) < 2 or info.name.endswith("conv1d.weight"):
+            weights += 4 * elements
+            continue
+        *stacked, rows, cols = info.shape
+        panels = -(-rows // ops.panel_rows)
+        weights += prod(stacked) * panels * ops.panel_rows * info.format.row_bytes(cols)
+        if info.name != "token_embd.weight" or tied:
+            decoded += 4 * elements
+    return Footprint(
+        weights=weights,
+        decoded=min(decoded, ops.keeps),
+        position=4 * config.rope.dims,
+        token=4 * config.width,
+        logits=4 * config.vocab,
+    )
 
 
 def describe(checkpoint: Checkpoint) -> Description:

@@ -11,12 +11,21 @@ import torch
 from pydflash.checkpoint.files import Checkpoint
 from pydflash.checkpoint.meta import Meta
 from pydflash.errors import CheckpointError, UnsupportedError
-from pydflash.kernels.ops import AttnArgs, AttnLayer, DeltaArgs, PagedKV, Recurrent, Rope, StepBatch
+from pydflash.kernels.ops import (
+    AttnArgs,
+    AttnLayer,
+    DeltaArgs,
+    DeltaLayer,
+    PagedKV,
+    Recurrent,
+    Rope,
+    StepBatch,
+)
 from pydflash.layers.rope import RopeSpec, rope_table
 from pydflash.models.assemble import assemble
 from pydflash.models.base import Block, Decoder
-from pydflash.models.bind import Binder, block_count, vocab_rows
-from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward
+from pydflash.models.bind import Binder, block_count, layer_of, vocab_rows
+from pydflash.models.ffn import FeedForward, MoeConfig, feed_forward, ffn_width
 from pydflash.state.base import PagedKVSpec, RecurrentSpec, StateSpec
 
 Tensor = torch.Tensor
@@ -85,6 +94,14 @@ class Config:
 
     def is_attention(self, layer: int) -> bool:
         return (layer + 1) % self.interval == 0
+
+    @property
+    def width(self) -> int:
+        """Floats that a token takes while a layer runs, about."""
+        q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.delta
+        attention = 2 * q + 2 * kv + 2 * q
+        delta = 2 * d.channels + 2 * d.inner + 4 * d.v_heads
+        return 2 * self.hidden + max(attention, delta, ffn_width(self.hidden, self.ffn, self.moe))
 
     def state_specs(self) -> list[StateSpec]:
         return [self._spec(layer) for layer in range(self.layers)]
@@ -176,36 +193,36 @@ class DeltaBlock:
     def __init__(self, bind: Binder, config: Config, layer: int) -> None:
         c, d, at = config, config.delta, f"blk.{layer}."
         self.ops = bind.ops
-        self.eps = c.eps
-        self.attn_norm = bind.vector(at + "attn_norm.weight", c.hidden)
-        self.mixed = bind.weight(
-            {
-                at + "attn_qkv.weight": d.channels,
-                at + "attn_gate.weight": d.inner,
-                at + "ssm_alpha.weight": d.v_heads,
-                at + "ssm_beta.weight": d.v_heads,
-            },
-            c.hidden,
-        )
-        self.args = DeltaArgs(
-            k_heads=d.k_heads,
-            v_heads=d.v_heads,
-            k_dim=d.k_dim,
-            v_dim=d.v_dim,
-            conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)),
-            a=bind.vector(at + "ssm_a", d.v_heads),
-            dt_bias=bind.vector(at + "ssm_dt.bias", d.v_heads),
-            norm=bind.vector(at + "ssm_norm.weight", d.v_dim),
+        self.delta = DeltaLayer(
+            norm=bind.vector(at + "attn_norm.weight", c.hidden),
             eps=c.eps,
+            mixed=bind.weight(
+                {
+                    at + "attn_qkv.weight": d.channels,
+                    at + "attn_gate.weight": d.inner,
+                    at + "ssm_alpha.weight": d.v_heads,
+                    at + "ssm_beta.weight": d.v_heads,
+                },
+                c.hidden,
+            ),
+            args=DeltaArgs(
+                k_heads=d.k_heads,
+                v_heads=d.v_heads,
+                k_dim=d.k_dim,
+                v_dim=d.v_dim,
+                conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)),
+                a=bind.vector(at + "ssm_a", d.v_heads),
+                dt_bias=bind.vector(at + "ssm_dt.bias", d.v_heads),
+                norm=bind.vector(at + "ssm_norm.weight", d.v_dim),
+                eps=c.eps,
+            ),
+            output=bind.weight({at + "ssm_out.weight": c.hidden}, d.inner),
         )
-        self.ssm_out = bind.weight({at + "ssm_out.weight": c.hidden}, d.inner)
         self.ffn = _feed_forward(bind, c, at)
 
     def forward(self, x: Tensor, state: Recurrent, batch: StepBatch) -> Tensor:
-        ops, spans = self.ops, batch.spans
-        mixed = ops.norm_linear(x, self.attn_norm, self.eps, self.mixed, spans)
-        remembered = ops.delta(mixed, state, self.args, batch)  # [T, Hv * Dv]
-        return self.ffn.forward(ops.linear_add(remembered, self.ssm_out, x, spans), spans)
+        x = self.ops.delta_layer(x, self.delta, state, batch)
+        return self.ffn.forward(x, batch.spans)
 
 
 def describe(checkpoint: Checkpoint) -> Config:
@@ -216,10 +233,10 @@ def describe(checkpoint: Checkpoint) -> Config:
 def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
     """Bind the tensors `config` describes. Rotary tables cover `max_positions`."""
     c = config
-    bind.ops.require("delta", "delta_commit", *(["moe"] if c.moe else []))
+    bind.ops.require("delta_layer", "delta_commit", *(["moe"] if c.moe else []))
     bind.ignore(["*.nextn.*", "mtp.*", "*.input_scale"])
     for name in bind.checkpoint.tensors:
-        if _block_of(name) >= c.layers:
+        if layer_of(name) >= c.layers:
             bind.ignore([name])
     rope = rope_table(c.rope, max_positions, None, bind.ops.device)
     blocks: list[Block] = [
@@ -237,16 +254,10 @@ def _feed_forward(bind: Binder, c: Config, at: str) -> FeedForward:
     )
 
 
-def _block_of(name: str) -> int:
-    """The number in `blk.N.`, -1 for other names."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else -1
-
-
 def _layers(checkpoint: Checkpoint) -> int:
     """Blocks that are layers: those counted, less those at the end that predict further tokens."""
     count = block_count(checkpoint)
-    extra = {_block_of(name) for name in checkpoint.tensors if ".nextn." in name}
+    extra = {layer_of(name) for name in checkpoint.tensors if ".nextn." in name}
     while count and count - 1 in extra:
         count -= 1
     return count

@@ -76,12 +76,13 @@ def load(
     device = torch.device("cpu")
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
     plan = plan_memory(
-        weights=sum(info.nbytes for info in checkpoint.tensors.values()),
+        footprint=described.footprint(ops),
         specs=described.config.state_specs(),
         model_ctx=described.config.max_positions,
         state=config.state,
         available=available_memory_bytes(),
-        exact_rows=config.step.max_exact_rows,
+        step=config.step,
+        nodes=1 if proposer is None else proposer.max_nodes,
     )
     done = 0
 
@@ -101,7 +102,13 @@ def load(
     _check_vocabulary(tokenizer, model.vocab_size, path)
     engine = Engine(
         model,
-        States(PagePool(plan.pages), kv, recurrent, layer_states(specs, kv, recurrent)),
+        States(
+            PagePool(plan.pages),
+            kv,
+            recurrent,
+            layer_states(specs, kv, recurrent),
+            captures=config.state.captures,
+        ),
         max_ctx=plan.max_ctx,
         max_running=config.state.max_concurrency,
         prefill_chunk=config.step.prefill_chunk,
@@ -167,3 +174,5 @@ def _check(config: EngineConfig) -> None:
             raise ConfigError(f"{form!r} is no cache type; choose {', '.join(get_args(KvFormat))}")
     if config.runtime.threads < 0 or config.state.max_ctx < 0 or config.state.kv_pages < 0:
         raise ConfigError("--threads, --max-ctx and --kv-pages must be 0 (automatic) or more")
+    if config.state.captures < 0:
+        raise ConfigError("--captures must be 0 or more")

@@ -78,7 +78,7 @@ class RingContext:
     """One sequence's drafter state."""
 
     def __init__(self, store: RingStore, pages: list[PageId]) -> None:
-        self._store = store
+        self.store = store
         self.pages = pages
         self.first = 0
         self.length = 0
@@ -109,11 +109,11 @@ class RingContext:
         if position != self.end:
             self.restart(position)
         self.pending.append(features)
-        if self.num_pending > self._store.window:  # what would be overwritten at once
+        if self.num_pending > self.store.window:  # what would be overwritten at once
             end, latest = self.end, self.take()
             assert latest is not None
-            self.restart(end - self._store.window)
-            self.pending = [latest[-self._store.window :]]
+            self.restart(end - self.store.window)
+            self.pending = [latest[-self.store.window :]]
 
     def take(self) -> Tensor | None:
         """The pending features, f32 [n, feature_size], for positions length..; the caller stores them
@@ -132,7 +132,7 @@ class RingContext:
     def writes(self, end: int) -> None:
         """Positions below `end` are about to be written: what they overwrite is no longer readable."""
         self._written = max(self._written, end)
-        self.first = min(self.length, max(self.first, self._written - self._store.capacity))
+        self.first = min(self.length, max(self.first, self._written - self.store.capacity))
 
     def restart(self, position: int) -> None:
         """Know nothing before `position`."""
@@ -156,11 +156,11 @@ class RingContext:
 
     def share(self) -> "RingContext | None":
         """A second context with the same past; None when no ring is free."""
-        other = self._store.open()
+        other = self.store.open()
         if other is None:
             return None
         span = range(self.first, self.length)
-        self._store.kv.copy([self.place(p) for p in span], [other.place(p) for p in span])
+        self.store.kv.copy([self.place(p) for p in span], [other.place(p) for p in span])
         other.first, other.length, other._written = self.first, self.length, self.length
         other.pending = list(self.pending)
         return other
@@ -170,7 +170,7 @@ class RingContext:
         return RingSnapshot(
             first=self.first,
             length=self.length,
-            kv=self._store.kv.export(self.pages),
+            kv=self.store.kv.export(self.pages),
             pending=None if pending is None else pending.cpu(),
         )
 
@@ -181,11 +181,11 @@ class RingContext:
                 f"the drafter's snapshot has rings of {len(snapshot.kv[0])} pages, this engine's have "
                 f"{len(self.pages)}; start it with the same drafter and --draft-ctx-max"
             )
-        self._store.kv.import_(self.pages, snapshot.kv)
+        self.store.kv.import_(self.pages, snapshot.kv)
         self.first, self.length, self._written = snapshot.first, snapshot.length, snapshot.length
         self.pending = [] if snapshot.pending is None else [snapshot.pending]
 
     def close(self) -> None:
         """Give the ring back."""
-        self._store.close(self.pages)
+        self.store.close(self.pages)
         self.pages = []

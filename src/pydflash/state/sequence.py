@@ -5,7 +5,7 @@ than one sequence holds is never written. Positions beyond `length` are scratch 
 adopt. Pages can be cropped to any length; a recurrent state only goes back to a length it was captured at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -123,12 +123,11 @@ class SequenceState:
             return
         self.captures[self.length] = self._recurrent.copy_of(self.slot)
 
-    def drop_captures(self) -> None:
-        """Give up every length captured."""
+    def drop_captures(self, keep: Collection[int] = ()) -> None:
+        """Give up every length captured, those in `keep` excepted."""
         if self._recurrent is not None:
-            for slot in self.captures.values():
-                self._recurrent.free(slot)
-        self.captures.clear()
+            for length in [n for n in self.captures if n not in keep]:
+                self._recurrent.free(self.captures.pop(length))
 
     def restore_point(self, length: int) -> int:
         """The greatest length, at most `length`, that `rollback` can go to."""

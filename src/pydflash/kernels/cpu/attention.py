@@ -23,6 +23,7 @@ class Attention:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._call = library.pf_attention
+        self._store = library.pf_store_kv
         self._threads = threads
         self._batch: StepBatch | None = None
         self._batch_record: tuple[int, object] = (0, None)
@@ -38,6 +39,15 @@ class Attention:
         layer = self.layer_address(args)
         self._call(layer, pages, step, qkv.data_ptr(), out.data_ptr(), self._threads)
         return out
+
+    def store_kv(self, pairs: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> None:
+        """Norm, rotate and store keys and values f32 [T, 2G * D]; its rows may lie apart."""
+        pages, step = self.addresses(kv, args, batch)
+        if pairs.stride(-1) != 1:
+            pairs = pairs.contiguous()
+        self._store(
+            self.layer_address(args), pages, step, pairs.data_ptr(), pairs.stride(0), self._threads
+        )
 
     def layer_address(self, args: AttnArgs) -> int:
         """Where the C record of a layer's arguments lies."""
@@ -104,6 +114,7 @@ def _attn_record(args: AttnArgs) -> AttnRecord:
         eps=args.eps,
         softcap=args.softcap or 0.0,
         gated=int(args.gated),
+        causal=int(args.causal),
     )
 
 
@@ -141,6 +152,7 @@ def _batch_record(batch: StepBatch) -> tuple[int, object]:
         ancestors=_pointer(batch.ancestors, "ancestors", torch.int32),
         cu_q=ctypes.addressof(cu_q),
         kinds=ctypes.addressof(kinds),
+        first=_pointer(batch.first, "first", torch.int32),
         tokens=batch.tokens.shape[0],
         rows=len(batch.kinds),
         pages_per_row=batch.page_table.shape[1],

@@ -52,28 +52,38 @@ class Delta:
     def delta(
         self, mixed: Tensor, recurrent: Recurrent, args: DeltaArgs, batch: StepBatch
     ) -> Tensor:
-        layer = self._layers.get(id(args)) or self._add_layer(args)
-        if batch is not self._step or self._batch is None:
-            self._step, self._batch = batch, _batch_of(batch)
+        layer = self.layer_address(args)
+        tape, step = self.begin(recurrent, args, batch)
         if not mixed.is_contiguous():
             mixed = mixed.contiguous()
         out = torch.empty((mixed.shape[0], args.inner))
-        tape = None
-        recurrent.tape = None
-        if self._batch.taped:
-            recurrent.tape = _new_tape(args, self._batch.taped)
-            tape = ctypes.byref(_tape_record(recurrent.tape))
         self._delta(
-            layer.address,
+            layer,
             recurrent.conv.data_ptr(),
             recurrent.state.data_ptr(),
-            tape,
-            self._batch.address,
+            None if tape is None else ctypes.byref(tape),
+            step,
             mixed.data_ptr(),
             out.data_ptr(),
             self._threads,
         )
         return out
+
+    def layer_address(self, args: DeltaArgs) -> int:
+        """Where the C record of a layer's arguments lies."""
+        return (self._layers.get(id(args)) or self._add_layer(args)).address
+
+    def begin(
+        self, recurrent: Recurrent, args: DeltaArgs, batch: StepBatch
+    ) -> tuple[TapeRecord | None, int]:
+        """Give the layer the tape that the step wants: its record, and where the step's own record lies."""
+        if batch is not self._step or self._batch is None:
+            self._step, self._batch = batch, _batch_of(batch)
+        recurrent.tape = None
+        if not self._batch.taped:
+            return None, self._batch.address
+        recurrent.tape = _new_tape(args, self._batch.taped)
+        return _tape_record(recurrent.tape), self._batch.address
 
     def commit(self, recurrent: Recurrent, paths: Paths) -> None:
         tape = recurrent.tape

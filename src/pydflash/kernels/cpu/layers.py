@@ -1,14 +1,23 @@
-"""The halves of a layer, one C call each: what would be five calls from Python is two."""
+"""The halves of a layer, one C call each: what would be five calls from Python, or four, is two."""
 
 import ctypes
 
 import torch
 
 from pydflash.kernels.cpu.attention import Attention
+from pydflash.kernels.cpu.delta import Delta
 from pydflash.kernels.cpu.products import Products, act_number
-from pydflash.kernels.cpu.records import AttnLayerRecord, DenseLayerRecord
+from pydflash.kernels.cpu.records import AttnLayerRecord, DeltaLayerRecord, DenseLayerRecord
 from pydflash.kernels.cpu.weights import packed_of
-from pydflash.kernels.ops import AttnLayer, DenseLayer, PagedKV, Span, StepBatch
+from pydflash.kernels.ops import (
+    AttnLayer,
+    DeltaLayer,
+    DenseLayer,
+    PagedKV,
+    Recurrent,
+    Span,
+    StepBatch,
+)
 
 Tensor = torch.Tensor
 
@@ -17,14 +26,22 @@ class Layers:
     """Holds the record of every layer it has seen, and the layer with it."""
 
     def __init__(
-        self, library: ctypes.CDLL, products: Products, attention: Attention, threads: int
+        self,
+        library: ctypes.CDLL,
+        products: Products,
+        attention: Attention,
+        delta: Delta,
+        threads: int,
     ) -> None:
         self._attention_layer = library.pf_attention_layer
+        self._delta_layer = library.pf_delta_layer
         self._dense_layer = library.pf_dense_layer
         self._products = products
         self._attention = attention
+        self._delta = delta
         self._threads = threads
         self._attn: dict[int, tuple[AttnLayer, int, AttnLayerRecord]] = {}
+        self._recurrent: dict[int, tuple[DeltaLayer, int, DeltaLayerRecord]] = {}
         self._dense: dict[int, tuple[DenseLayer, int, DenseLayerRecord]] = {}
 
     def attention_layer(self, x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
@@ -32,6 +49,23 @@ class Layers:
         x = x.contiguous()
         pages, step = self._attention.addresses(kv, layer.args, batch)
         self._attention_layer(record[1], pages, step, x.data_ptr(), self._threads)
+        return x
+
+    def delta_layer(
+        self, x: Tensor, layer: DeltaLayer, recurrent: Recurrent, batch: StepBatch
+    ) -> Tensor:
+        record = self._recurrent.get(id(layer)) or self._add_delta(layer)
+        x = x.contiguous()
+        tape, step = self._delta.begin(recurrent, layer.args, batch)
+        self._delta_layer(
+            record[1],
+            recurrent.conv.data_ptr(),
+            recurrent.state.data_ptr(),
+            None if tape is None else ctypes.byref(tape),
+            step,
+            x.data_ptr(),
+            self._threads,
+        )
         return x
 
     def dense_layer(self, x: Tensor, layer: DenseLayer, spans: tuple[Span, ...]) -> Tensor:
@@ -53,6 +87,17 @@ class Layers:
             eps=layer.eps,
         )
         self._attn[id(layer)] = entry = (layer, ctypes.addressof(record), record)
+        return entry
+
+    def _add_delta(self, layer: DeltaLayer) -> tuple[DeltaLayer, int, DeltaLayerRecord]:
+        record = DeltaLayerRecord(
+            mixed=packed_of(layer.mixed).address,
+            output=packed_of(layer.output).address,
+            norm=layer.norm.data_ptr(),
+            args=self._delta.layer_address(layer.args),
+            eps=layer.eps,
+        )
+        self._recurrent[id(layer)] = entry = (layer, ctypes.addressof(record), record)
         return entry
 
     def _add_dense(self, layer: DenseLayer) -> tuple[DenseLayer, int, DenseLayerRecord]:

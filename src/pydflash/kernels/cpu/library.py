@@ -35,9 +35,14 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_attention_layer": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
     "pf_dense_layer": (None, (c_void_p, c_void_p, c_int64, c_int32)),
     "pf_attention": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
+    "pf_store_kv": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32)),
     "pf_delta": (
         None,
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),
+    ),
+    "pf_delta_layer": (
+        None,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),
     ),
     "pf_delta_commit": (
         None,

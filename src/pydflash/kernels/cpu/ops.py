@@ -14,7 +14,7 @@ from pydflash.kernels.cpu.delta import Delta
 from pydflash.kernels.cpu.layers import Layers
 from pydflash.kernels.cpu.moe import Moe
 from pydflash.kernels.cpu.products import Products
-from pydflash.kernels.cpu.weights import FORMATS
+from pydflash.kernels.cpu.weights import FORMATS, LANES
 from pydflash.kernels.ops import OpTable
 
 
@@ -31,8 +31,8 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         )
     products = Products(library, threads)
     attention = Attention(library, threads)
-    layers = Layers(library, products, attention, threads)
     delta = Delta(library, threads)
+    layers = Layers(library, products, attention, delta, threads)
     return OpTable(
         name="cpu",
         device=device,
@@ -49,7 +49,13 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
         formats=frozenset(FORMATS),
         delta=delta.delta,
+        delta_layer=layers.delta_layer,
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
+<<<<<<< HEAD
+        panel_rows=LANES,
+=======
+        store_kv=attention.store_kv,
+>>>>>>> dnet
     )

@@ -62,6 +62,7 @@ class AttnRecord(ctypes.Structure):
         ("eps", c_float),
         ("softcap", c_float),
         ("gated", c_int32),
+        ("causal", c_int32),
     )
 
 
@@ -89,6 +90,18 @@ class DenseLayerRecord(ctypes.Structure):
     )
 
 
+class DeltaLayerRecord(ctypes.Structure):
+    """The Gated DeltaNet half of a layer."""
+
+    _fields_ = (
+        ("mixed", c_void_p),
+        ("output", c_void_p),
+        ("norm", c_void_p),
+        ("args", c_void_p),
+        ("eps", c_float),
+    )
+
+
 class BatchRecord(ctypes.Structure):
     """One step: pointers into the tensors of a StepBatch."""
 
@@ -101,6 +114,7 @@ class BatchRecord(ctypes.Structure):
         ("ancestors", c_void_p),
         ("cu_q", c_void_p),
         ("kinds", c_void_p),
+        ("first", c_void_p),
         ("tokens", c_int32),
         ("rows", c_int32),
         ("pages_per_row", c_int32),
@@ -184,5 +198,6 @@ def layout_number() -> int:
         (MoeRecord, 23),
         (AttnLayerRecord, 29),
         (DenseLayerRecord, 31),
+        (DeltaLayerRecord, 37),
     )
     return sum(ctypes.sizeof(record) * factor for record, factor in sizes)

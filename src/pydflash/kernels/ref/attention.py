@@ -1,7 +1,8 @@
 """Paged attention: q/k norm, rope, store, then softmax over the pages. The specification.
 
 Keys are read back after the store, the step's own too, so that a quantised cache is exact. A tree node
-finds its ancestors through `batch.ancestors`; its keys are gathered in order of absolute position.
+finds its ancestors through `batch.ancestors`; its keys are gathered in order of absolute position. What a
+query may not see at all (below the row's first position, above its last) is not read.
 """
 
 import torch
@@ -38,13 +39,28 @@ def attention(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Ten
         start, stop = batch.cu_q[row], batch.cu_q[row + 1]
         step = stop - start if kind is RowKind.PREFILL else 1
         for t in range(start, stop, step):
-            slots = _key_slots(batch, row, t + step - 1)
+            both_ways = not args.causal and kind is RowKind.EXACT
+            low = 0 if batch.first is None else int(batch.first[row])
+            slots = _key_slots(batch, row, stop - 1 if both_ways else t + step - 1, args.causal)[
+                low:
+            ]
             keys, values = load(kv, slots)
-            pos = batch.positions[t : t + step]
-            out[t : t + step] = _softmax_over(q[t : t + step], keys, values, pos, args)
+            at = torch.arange(low, low + len(slots), device=q.device)
+            seen = _seen(at, batch.positions[t : t + step], args.window, both_ways)
+            out[t : t + step] = _softmax_over(q[t : t + step], keys, values, seen, args)
     if gate is not None:
         out *= gate.sigmoid()
     return out.view(-1, H * D)
+
+
+def store_kv(pairs: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> None:
+    """pairs f32 [T, 2G * D]: keys to norm and rotate, then values. Stores both, attends to nothing."""
+    k, v = pairs.reshape(-1, 2, args.kv_heads, args.head_dim).unbind(1)
+    if args.k_norm is not None:
+        k = rms_norm(k, args.k_norm, args.eps)
+    if args.rope is not None:
+        k = apply_rope(k, batch.positions, args.rope)
+    store(kv, k, v, batch.write_slots)
 
 
 def store(kv: PagedKV, k: Tensor, v: Tensor, slots: Tensor) -> None:
@@ -100,29 +116,32 @@ def quantize_q8_0(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8).flatten(-2), d.squeeze(-1).to(torch.float16)
 
 
-def _key_slots(batch: StepBatch, row: int, t: int) -> Tensor:
+def _key_slots(batch: StepBatch, row: int, t: int, tree: bool) -> Tensor:
     """Physical places of every position up to token t's own, in order of position."""
     positions = torch.arange(int(batch.positions[t]) + 1, device=batch.tokens.device)
     pages = batch.page_table[row].long()
     slots = pages[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    if batch.ancestors is not None and batch.kinds[row] is RowKind.EXACT:
+    if tree and batch.ancestors is not None and batch.kinds[row] is RowKind.EXACT:
         base = int(batch.base[row])
         depth = len(positions) - base
         slots = torch.cat((slots[:base], batch.ancestors[t, :depth].long()))
     return slots
 
 
-def _softmax_over(q: Tensor, keys: Tensor, values: Tensor, pos: Tensor, args: AttnArgs) -> Tensor:
-    """q [n, H, D] at positions pos [n] over keys, values [S, G, D] -> [n, H, D]."""
+def _seen(at: Tensor, pos: Tensor, window: int | None, both_ways: bool) -> Tensor:
+    """Which keys at positions at [S] queries at pos [n] see: bool [n, S]."""
+    ahead = at[None, :] - pos[:, None]
+    seen = torch.ones_like(ahead, dtype=torch.bool) if both_ways else ahead <= 0
+    return seen if window is None else seen & (ahead.abs() < window)
+
+
+def _softmax_over(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, args: AttnArgs) -> Tensor:
+    """q [n, H, D] over the keys, values [S, G, D] it has seen, bool [n, S] -> [n, H, D]."""
     group = args.heads // args.kv_heads
     keys = keys.repeat_interleave(group, 1)  # [S, H, D]
     values = values.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,shd->hns", q, keys) * args.scale
     if args.softcap is not None:
         scores = torch.tanh(scores / args.softcap) * args.softcap
-    at = torch.arange(keys.shape[0], device=q.device)
-    seen = at[None, :] <= pos[:, None]
-    if args.window is not None:
-        seen &= at[None, :] > pos[:, None] - args.window
     scores = scores.masked_fill(~seen, float("-inf"))
     return torch.einsum("hns,shd->nhd", scores.softmax(-1), values)

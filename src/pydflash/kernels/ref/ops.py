@@ -4,17 +4,19 @@ import torch
 
 from pydflash.kernels.ops import (
     AttnLayer,
+    DeltaLayer,
     DenseLayer,
     MoeArgs,
     OpTable,
     PagedKV,
+    Recurrent,
     Span,
     StepBatch,
     Weight,
 )
 from pydflash.kernels.ref import linear as lin
 from pydflash.kernels.ref import moe as experts
-from pydflash.kernels.ref.attention import attention, copy_slots
+from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.quant.formats import FORMATS
@@ -55,6 +57,10 @@ def build_ops(device: torch.device) -> OpTable:
         gated = norm_gated(x, layer.norm, layer.eps, layer.gate_up, layer.act, spans)
         return linear_add(gated, layer.down, x, spans)
 
+    def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch) -> Tensor:
+        mixed = norm_linear(x, layer.norm, layer.eps, layer.mixed, batch.spans)
+        return linear_add(delta(mixed, state, layer.args, batch), layer.output, x, batch.spans)
+
     def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
         return experts.moe(x, norm, eps, args, spans, product)
 
@@ -74,7 +80,13 @@ def build_ops(device: torch.device) -> OpTable:
         copy_slots=copy_slots,
         formats=frozenset(FORMATS) - {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"},
         delta=delta,
+        delta_layer=delta_layer,
         delta_commit=delta_commit,
         moe=moe,
         scales=True,
+<<<<<<< HEAD
+        keeps=lin.KEEP_BYTES,
+=======
+        store_kv=store_kv,
+>>>>>>> dnet
     )

@@ -22,6 +22,13 @@ const Kernels* active = nullptr;
 
 }  // namespace
 
+struct PfDeltaLayer {  // x += output(delta(mixed(rms_norm(x) * norm)))
+  const PfWeight *mixed, *output;
+  const float* norm;  // [mixed->cols]
+  const PfDelta* args;
+  float eps;
+};
+
 float* scratch(ScratchUse which, size_t floats) {
   if (mine.size[which] < floats) {
     free(mine.data[which]);
@@ -42,7 +49,7 @@ int32_t pf_layout() {
   return static_cast<int32_t>(sizeof(PfSegment) + sizeof(PfWeight) * 3 + sizeof(PfKV) * 5 + sizeof(PfAttn) * 7 +
                               sizeof(PfBatch) * 11 + sizeof(PfDelta) * 13 + sizeof(PfDeltaBatch) * 17 +
                               sizeof(PfTape) * 19 + sizeof(PfMoe) * 23 + sizeof(PfAttnLayer) * 29 +
-                              sizeof(PfDenseLayer) * 31);
+                              sizeof(PfDenseLayer) * 31 + sizeof(PfDeltaLayer) * 37);
 }
 
 #if defined(__x86_64__)
@@ -108,6 +115,11 @@ void pf_attention(const PfAttn* args, const PfKV* kv, const PfBatch* batch, cons
   active->attention(*args, *kv, *batch, qkv, out, threads);
 }
 
+void pf_store_kv(const PfAttn* args, const PfKV* kv, const PfBatch* batch, const float* pairs, int64_t stride,
+                 int32_t threads) {
+  active->store_kv(*args, *kv, *batch, pairs, stride, threads);
+}
+
 void pf_delta(const PfDelta* args, float* conv, float* state, const PfTape* tape, const PfDeltaBatch* batch,
               const float* mixed, float* out, int32_t threads) {
   if (batch->tokens <= 0) return;
@@ -141,6 +153,17 @@ void pf_dense_layer(const PfDenseLayer* layer, float* x, int64_t tokens, int32_t
   float* gated = scratch(S_LAYER, static_cast<size_t>(tokens * layer->down->cols));
   active->product({layer->gate_up, x, layer->norm, nullptr, gated, tokens, layer->eps, layer->act, threads});
   active->product({layer->down, gated, nullptr, x, x, tokens, 0.0f, ACT_NONE, threads});
+}
+
+void pf_delta_layer(const PfDeltaLayer* layer, float* conv, float* state, const PfTape* tape,
+                    const PfDeltaBatch* batch, float* x, int32_t threads) {
+  const int64_t tokens = batch->tokens, wide = layer->mixed->rows, out = layer->output->cols;
+  if (tokens <= 0) return;
+  float* mixed = scratch(S_LAYER, static_cast<size_t>(tokens * (wide + out)));
+  float* remembered = mixed + tokens * wide;
+  active->product({layer->mixed, x, layer->norm, nullptr, mixed, tokens, layer->eps, ACT_NONE, threads});
+  active->delta(*layer->args, conv, state, tape ? *tape : PfTape{}, *batch, mixed, remembered, threads);
+  active->product({layer->output, remembered, nullptr, x, x, tokens, 0.0f, ACT_NONE, threads});
 }
 
 void pf_copy(uint8_t* data, int64_t outer, int64_t inner, const int32_t* src, const int32_t* dst, int64_t count) {

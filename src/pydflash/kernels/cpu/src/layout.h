@@ -136,12 +136,14 @@ struct PfAttn {
   int32_t heads, kv_heads, head_dim, rope_dims, interleaved, window;  // window 0: none
   float scale, eps, softcap;     // softcap 0: none
   int32_t gated;                 // query heads come as [q | gate]
+  int32_t causal;                // 0: exact rows are chains that see their later tokens too
 };
 
 struct PfBatch {
   const int32_t *positions, *row_of, *base, *page_table, *write_slots, *ancestors;
   const int32_t* cu_q;   // [rows + 1]
   const int32_t* kinds;  // [rows]: 0 prefill, 1 exact
+  const int32_t* first;  // [rows] lowest position seen, or null
   int32_t tokens, rows, pages_per_row, ancestor_cols;
 };
 
@@ -192,6 +194,7 @@ struct Kernels {
   void (*gate)(const float* x, int64_t tokens, int64_t half, float* y, int act, int threads);
   void (*embed)(const PfWeight&, const int32_t* rows, int64_t count, float* out, int threads);
   void (*attention)(const PfAttn&, const PfKV&, const PfBatch&, const float* qkv, float* out, int threads);
+  void (*store_kv)(const PfAttn&, const PfKV&, const PfBatch&, const float* pairs, int64_t stride, int threads);
   void (*delta)(const PfDelta&, float* conv, float* state, const PfTape&, const PfDeltaBatch&, const float* mixed,
                 float* out, int threads);
   void (*delta_commit)(const PfDelta&, float* conv, float* state, const PfTape&, const int32_t* slots,

@@ -1,0 +1,286 @@
+"""DFlash: the drafter network. One pass over a block of masks drafts every position at once.
+
+The target's features of committed positions become keys and values of every layer, once, in a ring; a block
+[anchor, MASK...] then attends to them and to itself. The anchor's own features are never visible: the context
+ends before it. What it computes may cost speed, never text.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+
+from pydflash.draft.base import Context, DraftRow, DraftScores
+from pydflash.draft.config import DraftConfig
+from pydflash.draft.domino import DominoHead
+from pydflash.draft.heads import Candidates, Head, PlainHead
+from pydflash.draft.layer import DraftLayer
+from pydflash.draft.markov import MarkovHead
+from pydflash.draft.selector import SelectorHead
+from pydflash.draft.steps import RowSpan, step
+from pydflash.draft.tensors import DraftTensors, Get
+from pydflash.errors import CheckpointError
+from pydflash.kernels.ops import OpTable, RowKind, Span, Weight
+from pydflash.kernels.ref.pointwise import rms_norm
+from pydflash.layers.rope import rope_table
+from pydflash.quant.tensor import QuantTensor
+from pydflash.state.base import PagedKVSpec
+from pydflash.state.ring import RingContext, RingStore
+
+Tensor = torch.Tensor
+
+CHUNK = 512
+"""Features taken in at once: bounds the memory of a long prompt's."""
+
+
+class DFlash:
+    """A drafter. `token_embd` and `output` are the target's; `max_positions` bounds the text's length.
+
+    `output_rows(ids int64 [Vd])` lends rows of the target's output for a reduced vocabulary whose file has
+    none of its own. Raises CheckpointError for tensors that do not fit the configuration or the target.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        get: Get,
+        ops: OpTable,
+        *,
+        token_embd: Weight,
+        output: Weight,
+        max_positions: int,
+        output_rows: Callable[[Tensor], QuantTensor] | None = None,
+    ) -> None:
+        ops.require("store_kv")
+        if config.hidden != token_embd.cols:
+            raise CheckpointError(
+                f"the drafter works with {config.hidden} features, the model embeds its tokens with "
+                f"{token_embd.cols}; it was made for another model"
+            )
+        self.config = config
+        self._ops = ops
+        self._embd = token_embd
+        self._max_positions = max_positions + config.block_size
+        tensors = DraftTensors(get, ops)
+        c, width = config, len(config.target_layers) * config.target_hidden
+        self._fc = tensors.weight("dflash.fc.weight", cols=width)
+        self._hidden_norm = tensors.dense("dflash.hidden_norm.weight", c.hidden)
+        self._aux = _aux_norms(tensors, c)
+        self._layers, self._pairs = self._build(tensors)
+        self._norm = tensors.dense("output_norm.weight", c.hidden)
+        self._output, self._tokens = _vocabulary(tensors, c, output, output_rows)
+        mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
+        if mask is None:
+            mask = ops.embed(token_embd, torch.tensor([c.mask_token], dtype=torch.int32))[0]
+        self._mask = mask
+        self._head: Head = _head(tensors, c, self._norm, token_embd)
+        self.nbytes = tensors.nbytes
+
+    @property
+    def name(self) -> str:
+        return self._head.name
+
+    @property
+    def slots(self) -> int:
+        return self.config.slots
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.target_layers
+
+    def open_store(self, contexts: int, window: int, kv_format: str = "f16") -> RingStore:
+        """Rings for `contexts` sequences that remember `window` positions each."""
+        c = self.config
+        return RingStore(
+            [
+                PagedKVSpec(layer=i, kv_heads=c.kv_heads, head_dim=c.head_dim)
+                for i in range(c.layers)
+            ],
+            contexts=contexts,
+            window=window,
+            tail=c.block_size,
+            feature_size=len(c.target_layers) * c.target_hidden,
+            kv_format=kv_format,
+            ops=self._ops,
+        )
+
+    def catch_up(self, contexts: Sequence[Context]) -> None:
+        """Take in the target features that wait in these contexts."""
+        for part in _parts([cast("RingContext", c) for c in contexts]):
+            self._take_in(part)
+
+    def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
+        """At most `slots` positions of at most `top_k` candidates each; a row without context gets nothing.
+
+        A context that lost features drafts from what it has, as if the text went on where it ends.
+        """
+        slots = min(slots, self.slots)
+        out = [DraftScores.nothing() for _ in rows]
+        length = slots if self.config.from_anchor else slots + 1
+        live: list[int] = []
+        spans: list[RowSpan] = []
+        if slots < 1 or top_k < 1:
+            return out
+        self.catch_up([row.context for row in rows if row.context is not None])
+        for i, row in enumerate(rows):
+            if row.context is None:
+                continue
+            context = cast("RingContext", row.context)
+            start = min(context.length, len(row.tokens) - 1)
+            if start + length <= self._max_positions:
+                live.append(i)
+                spans.append(RowSpan(context, start, length))
+        if not live:
+            return out
+        anchors = [rows[i].tokens[-1] for i in live]
+        hidden = self._run(anchors, spans, length)
+        for i, found in zip(live, self._candidates(anchors, hidden, slots, top_k), strict=True):
+            out[i] = self._head.scores(found, top_k)
+        return out
+
+    def _build(self, tensors: DraftTensors) -> tuple[list[DraftLayer], list[Weight]]:
+        """The layers; and products for the context's keys and values, one for all layers if they share an
+        input."""
+        c = self.config
+        rope = rope_table(c.rope, self._max_positions, None, self._ops.device)
+        layers = [DraftLayer(tensors, c, i, rope) for i in range(c.layers)]
+        names = [(f"blk.{i}.attn_k.weight", f"blk.{i}.attn_v.weight") for i in range(c.layers)]
+        merged = names if c.context_norm else [tuple(n for pair in names for n in pair)]
+        return layers, [tensors.weight(*group, cols=c.hidden, bias=True) for group in merged]
+
+    def _take_in(self, part: list[tuple[RingContext, int, Tensor]]) -> None:
+        """Store keys and values for features f32 [n, F] of contexts at positions."""
+        c, ops = self.config, self._ops
+        features = part[0][2] if len(part) == 1 else torch.cat([f for _, _, f in part])
+        batch = step([RowSpan(context, at, len(f)) for context, at, f in part], ops.device)
+        if self._aux is not None:
+            slices = features.view(len(features), len(self._aux), -1)
+            features = rms_norm(slices, self._aux, c.eps).flatten(1)
+        x = ops.linear(features.contiguous(), self._fc, batch.spans)
+        if c.context_norm:
+            x = rms_norm(x, self._hidden_norm, c.eps)
+            pairs = [
+                ops.norm_linear(x, layer.attention.norm, c.eps, weight, batch.spans)
+                for layer, weight in zip(self._layers, self._pairs, strict=True)
+            ]
+        else:
+            every = ops.norm_linear(x, self._hidden_norm, c.eps, self._pairs[0], batch.spans)
+            pairs = list(every.chunk(c.layers, -1))
+        pages = part[0][0].store.kv.layers
+        for layer, kv, pair in zip(self._layers, pages, pairs, strict=True):
+            ops.store_kv(pair, kv, layer.attention.args, batch)
+        for context, _, f in part:
+            context.stored(len(f))
+
+    def _run(self, anchors: list[int], spans: list[RowSpan], length: int) -> Tensor:
+        """Hidden states of the drafted slots before the last norm, f32 [R * slots, E]."""
+        batch = step(spans, self._ops.device)
+        block = self._mask.expand(len(anchors), length, -1).clone()
+        block[:, 0] = self._ops.embed(self._embd, torch.tensor(anchors, dtype=torch.int32))
+        x = block.view(-1, block.shape[-1])
+        pages = spans[0].context.store.kv.layers
+        for layer, kv in zip(self._layers, pages, strict=True):
+            x = layer.forward(x, kv, batch, length)
+        if self.config.from_anchor:
+            return x
+        return x.view(block.shape)[:, 1:].reshape(-1, x.shape[-1])
+
+    def _candidates(
+        self, anchors: list[int], hidden: Tensor, slots: int, top_k: int
+    ) -> Iterator[Candidates]:
+        """Each sequence's best tokens by the network's own logits."""
+        c = self.config
+        spans = (Span(0, len(hidden), RowKind.EXACT),)
+        logits = self._ops.norm_linear(hidden, self._norm, c.eps, self._output, spans)
+        if c.logit_scale != 1.0:
+            logits.mul_(c.logit_scale)
+        if c.logit_softcap is not None:
+            logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
+        best, ids = logits.topk(min(max(top_k, self._head.width), logits.shape[-1]))
+        tokens = (ids if self._tokens is None else self._tokens[ids]).int().numpy()
+        total = logits.logsumexp(-1).numpy()
+        for r, anchor in enumerate(anchors):
+            own = slice(r * slots, (r + 1) * slots)
+            yield Candidates(
+                anchor=anchor,
+                hidden=hidden[own],
+                ids=ids[own],
+                tokens=tokens[own],
+                logits=best[own].numpy(),
+                total=total[own],
+            )
+
+
+def _parts(contexts: Sequence[RingContext]) -> Iterator[list[tuple[RingContext, int, Tensor]]]:
+    """Waiting features in groups of about CHUNK rows, each with its context and first position."""
+    group: list[tuple[RingContext, int, Tensor]] = []
+    size = 0
+    for context in contexts:
+        features = context.take()
+        if features is None:
+            continue
+        at = context.length
+        for part in torch.split(features, CHUNK):
+            group.append((context, at, part))
+            at += len(part)
+            size += len(part)
+            if size >= CHUNK:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _aux_norms(tensors: DraftTensors, c: DraftConfig) -> Tensor | None:
+    """Norms of the taps, f32 [n, Et], where the file has them."""
+    names = [f"dflash.aux_hidden_norm.{j}.weight" for j in range(len(c.target_layers))]
+    if not tensors.has(names[0]):
+        return None
+    return torch.stack([tensors.dense(name, c.target_hidden) for name in names])
+
+
+def _vocabulary(
+    tensors: DraftTensors,
+    c: DraftConfig,
+    output: Weight,
+    output_rows: Callable[[Tensor], QuantTensor] | None,
+) -> tuple[Weight, Tensor | None]:
+    """The head's weight, and the target id of each of its rows (None: they are the target's own)."""
+    if c.draft_vocab is None:
+        if output.cols != c.hidden:
+            raise CheckpointError(
+                f"the drafter works with {c.hidden} features, the model's output with {output.cols}; "
+                "it was made for another model"
+            )
+        return output, None
+    ids = torch.arange(c.draft_vocab, device=tensors.ops.device)
+    ids = ids + tensors.integers("d2t", c.draft_vocab)
+    if not 0 <= int(ids.min()) <= int(ids.max()) < c.vocab:
+        raise CheckpointError(
+            f"the drafter's d2t names tokens beyond the vocabulary of {c.vocab}; "
+            "it was made for another model"
+        )
+    if tensors.has("output.weight"):
+        own = tensors.weight("output.weight", cols=c.hidden)
+    elif output_rows is not None:
+        own = tensors.rows(output_rows(ids))
+    else:
+        raise CheckpointError(
+            "the drafter has a reduced vocabulary but no output.weight; convert it again"
+        )
+    if own.rows != c.draft_vocab or own.cols != c.hidden:
+        raise CheckpointError(
+            f"the drafter's output is [{own.rows}, {own.cols}], its configuration implies "
+            f"[{c.draft_vocab}, {c.hidden}]; download or convert it again"
+        )
+    return own, ids
+
+
+def _head(tensors: DraftTensors, c: DraftConfig, norm: Tensor, token_embd: Weight) -> Head:
+    if c.selector is not None:
+        return SelectorHead(tensors, c, norm)
+    if c.markov is not None:
+        return MarkovHead(tensors, c, norm)
+    if c.domino is not None:
+        return DominoHead(tensors, c, norm, token_embd)
+    return PlainHead()

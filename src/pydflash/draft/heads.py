@@ -1,0 +1,92 @@
+"""Head: what turns a block's hidden states and logits into scores, and the plain one.
+
+A conditional head looks at more candidates than it is asked for, scores them along the path that it finds
+most likely, and keeps the best of each slot.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from pydflash.draft.base import F32, I32, DraftScores
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The best tokens of one sequence's slots by the network's own logits.
+
+    ids int64 [S, K] draft ids (rows of the draft vocabulary), tokens int32 [S, K] target ids, logits f32
+    [S, K] descending, total f32 [S] the logsumexp over the draft vocabulary. hidden f32 [S, E] before the
+    last norm.
+    """
+
+    anchor: int
+    hidden: Tensor
+    ids: Tensor
+    tokens: I32
+    logits: F32
+    total: F32
+
+
+class Head(Protocol):
+    """Scores one sequence's candidates."""
+
+    name: str
+    width: int
+    """Candidates wanted for each slot, or 0 for as many as are asked for."""
+
+    def scores(self, found: Candidates, top_k: int) -> DraftScores: ...
+
+
+class PlainHead:
+    """The network's own probabilities, slot by slot."""
+
+    name = "dflash"
+    width = 0
+
+    def scores(self, found: Candidates, top_k: int) -> DraftScores:
+        return DraftScores(tokens=found.tokens, logp=found.logits - found.total[:, None])
+
+
+def normalised(scores: F32, found: Candidates) -> F32:
+    """Log-probabilities from corrected logits f32 [S, A, K] (a head's bias added to `found.logits`).
+
+    The bias is known for the candidates only; the rest of the vocabulary counts with its uncorrected logits.
+    """
+    share = np.exp(found.logits - found.total[:, None]).sum(-1)
+    rest = found.total + np.log(np.maximum(1 - share, 1e-9), dtype=np.float32)
+    most = scores.max(-1)
+    inside = most + np.log(np.exp(scores - most[..., None]).sum(-1))
+    result: F32 = scores - np.logaddexp(inside, rest[:, None])[..., None]
+    return result
+
+
+def likely_path(pair: F32) -> list[int]:
+    """The candidate of each slot on the greedy path through pair f32 [S, K, K]."""
+    path: list[int] = []
+    for slot in pair:
+        path.append(int(slot[path[-1] if path else 0].argmax()))
+    return path
+
+
+def settle(tokens: I32, pair: F32, top_k: int, confidence: F32 | None = None) -> DraftScores:
+    """Order each slot's candidates by what the greedy path gives them, and keep the best `top_k`.
+
+    tokens int32 [S, K]; pair f32 [S, K, K] log-probabilities by (candidate of the slot before, candidate).
+    """
+    before = [0, *likely_path(pair)[:-1]]
+    logp = pair[np.arange(len(pair)), before]
+    order = np.argsort(-logp, axis=1, kind="stable")[:, :top_k]
+    rows = np.concatenate((order[:1], order[:-1]))
+    return DraftScores(
+        tokens=np.take_along_axis(tokens, order, 1),
+        logp=np.take_along_axis(logp, order, 1),
+        pair=np.ascontiguousarray(
+            pair[np.arange(len(pair))[:, None, None], rows[:, :, None], order[:, None, :]]
+        ),
+        confidence=confidence,
+    )

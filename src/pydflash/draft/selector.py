@@ -1,0 +1,43 @@
+"""SelectorHead: DFlash2's pairwise scores S(a, b) = U(b) + <A[a] * (W h), B[b]>.
+
+pair is log softmax of S over the slot's own candidates (the published proposal: nothing outside them), so
+each row sums to one before the cut to what was asked for.
+"""
+
+import numpy as np
+import torch
+
+from pydflash.draft.base import DraftScores
+from pydflash.draft.config import DraftConfig
+from pydflash.draft.heads import Candidates, settle
+from pydflash.draft.tensors import DraftTensors
+from pydflash.kernels.ops import RowKind, Span
+
+Tensor = torch.Tensor
+
+
+class SelectorHead:
+    """Two codebooks and a projection of the hidden state."""
+
+    name = "dflash2"
+
+    def __init__(self, tensors: DraftTensors, config: DraftConfig, norm: Tensor) -> None:
+        assert config.selector is not None
+        at, rank = "dflash.selector.", config.selector.rank
+        self.width = config.selector.top_k
+        self._ops, self._norm, self._eps = tensors.ops, norm, config.eps
+        self._project = tensors.weight(at + "hproj.weight", cols=config.hidden)
+        self._before = tensors.weight(at + "pred_cb", cols=rank)
+        self._after = tensors.weight(at + "succ_cb", cols=rank)
+
+    def scores(self, found: Candidates, top_k: int) -> DraftScores:
+        slots, width = found.tokens.shape
+        spans = (Span(0, slots, RowKind.EXACT),)
+        h = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans)
+        previous = np.full((slots, width), found.anchor, np.int32)
+        previous[1:] = found.tokens[:-1]
+        before = self._ops.embed(self._before, torch.from_numpy(previous.reshape(-1)))
+        after = self._ops.embed(self._after, found.ids.flatten())
+        a = before.view(slots, width, -1) * h[:, None]
+        pair = torch.from_numpy(found.logits)[:, None] + a @ after.view(slots, width, -1).mT
+        return settle(found.tokens, pair.log_softmax(-1).numpy(), top_k)

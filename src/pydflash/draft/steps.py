@@ -1,0 +1,63 @@
+"""RowSpan and step: runs of positions of several ring contexts as one StepBatch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pydflash.kernels.ops import RowKind, Span, StepBatch
+from pydflash.state.ring import RingContext
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Positions start..start + count - 1 of a context, about to be written."""
+
+    context: RingContext
+    start: int
+    count: int
+
+
+def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
+    """Exact rows over ring contexts. Tells each context what is about to be overwritten."""
+    cu_q = [0]
+    positions: list[int] = []
+    places: list[int] = []
+    row_of: list[int] = []
+    for r, row in enumerate(rows):
+        end = row.start + row.count
+        row.context.writes(end)
+        positions += range(row.start, end)
+        places += [row.context.place(p) for p in range(row.start, end)]
+        row_of += [r] * row.count
+        cu_q.append(cu_q[-1] + row.count)
+    tables = [row.context.table(row.start + row.count) for row in rows]
+    pages = max(map(len, tables))
+    total, count = cu_q[-1], len(rows)
+    flat = positions + places + row_of
+    for row in rows:
+        flat.append(row.start)
+    for row in rows:
+        flat.append(min(row.context.first, row.start))
+    flat += [0] * count
+    for table in tables:
+        flat += table + [0] * (pages - len(table))
+    # One tensor in one go: a dozen small ones would cost more than a layer of the network.
+    ints = torch.tensor(flat, dtype=torch.int32, device=device)
+    cuts = torch.split(ints, [total, total, total, count, count, count, count * pages])
+    return StepBatch(
+        tokens=cuts[0],  # never looked up: a drafter embeds its block itself
+        positions=cuts[0],
+        write_slots=cuts[1],
+        row_of=cuts[2],
+        base=cuts[3],
+        first=cuts[4],
+        slots=cuts[5],
+        page_table=cuts[6].view(count, pages),
+        kinds=(RowKind.EXACT,) * count,
+        cu_q=tuple(cu_q),
+        ancestors=None,
+        parents=None,
+        logit_rows=ints[:0].long(),
+        spans=(Span(0, total, RowKind.EXACT),),
+    )
