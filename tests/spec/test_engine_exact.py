@@ -1,7 +1,7 @@
 """Engine.step: what a sequence says does not depend on its neighbours, on pages, or on drafts."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
 from pydflash.errors import ContextLengthError, EngineError, RequestError
 from pydflash.kernels import select
+from pydflash.kernels.ops import OpTable
+from pydflash.models.base import Model
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
@@ -22,8 +24,10 @@ from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
+from pydflash.state.ring import RingStore
 
 EOG = frozenset({2})
+Speculate = Callable[[Model, OpTable, int], tuple[Proposer, RingStore | None]]
 
 
 def make_engine(
@@ -37,7 +41,9 @@ def make_engine(
     max_ctx: int = 256,
     slots: int = 0,
     captures: int = 1,
+    speculate: Speculate | None = None,
 ) -> Engine:
+    """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for."""
     table = select.build(torch.device("cpu"), ops=ops, threads=2)
     described = describe(open_checkpoint(path))
     model = described.load(table, max_ctx)
@@ -45,11 +51,20 @@ def make_engine(
     kv = KvStore(specs, pages, "f16", "f16", table)
     hybrid = recurrent_specs(specs)
     recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
+    rings = None
+    if speculate is not None:
+        proposer, rings = speculate(model, table, running)
+    states = States(
+        PagePool(pages),
+        kv,
+        recurrent,
+        layer_states(specs, kv, recurrent),
+        rings=rings,
+        captures=captures,
+    )
     return Engine(
         model,
-        States(
-            PagePool(pages), kv, recurrent, layer_states(specs, kv, recurrent), captures=captures
-        ),
+        states,
         max_ctx=max_ctx,
         max_running=running,
         prefill_chunk=chunk,

@@ -25,7 +25,8 @@ from pydflash.kernels.ref.pointwise import rms_norm
 from pydflash.layers.rope import rope_table
 from pydflash.quant.tensor import QuantTensor
 from pydflash.state.base import PagedKVSpec
-from pydflash.state.ring import RingContext, RingStore
+from pydflash.state.kv import page_bytes
+from pydflash.state.ring import RingContext, RingStore, ring_pages
 
 Tensor = torch.Tensor
 
@@ -92,10 +93,7 @@ class DFlash:
         """Rings for `contexts` sequences that remember `window` positions each."""
         c = self.config
         return RingStore(
-            [
-                PagedKVSpec(layer=i, kv_heads=c.kv_heads, head_dim=c.head_dim)
-                for i in range(c.layers)
-            ],
+            ring_specs(c),
             contexts=contexts,
             window=window,
             tail=c.block_size,
@@ -209,6 +207,20 @@ class DFlash:
                 logits=best[own].numpy(),
                 total=total[own],
             )
+
+
+def ring_specs(config: DraftConfig) -> list[PagedKVSpec]:
+    """What each layer keeps of the context."""
+    return [
+        PagedKVSpec(layer=i, kv_heads=config.kv_heads, head_dim=config.head_dim)
+        for i in range(config.layers)
+    ]
+
+
+def ring_bytes(config: DraftConfig, window: int, kv_format: str = "f16") -> int:
+    """Bytes of one sequence's ring."""
+    page = page_bytes(ring_specs(config), kv_format, kv_format)
+    return ring_pages(window, config.block_size) * page
 
 
 def _parts(contexts: Sequence[RingContext]) -> Iterator[list[tuple[RingContext, int, Tensor]]]:

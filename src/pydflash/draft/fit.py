@@ -55,6 +55,13 @@ def check_fit(config: DraftConfig, target: TargetFacts) -> tuple[str, ...]:
     return (*_padding(c, target), *_card(c, target))
 
 
+def is_made_for(config: DraftConfig, target: TargetFacts) -> bool:
+    """Whether the card names this target, by a name that both state; CheckpointError if it cannot fit."""
+    check_fit(config, target)
+    name = config.card.get(TARGET)
+    return None not in (name, target.name) and _plain(str(name)) == _plain(str(target.name))
+
+
 def template_mark(template: str) -> str:
     """What a card records of a chat template: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(template.encode()).hexdigest()[:16]

@@ -256,13 +256,17 @@ class Engine:
         outcomes = []
         for i, w in enumerate(work):
             sequence = w.row.sequence
-            if w.proposal is None or not sequence.request.speculate or not walks[i].draws:
+            if w.proposal is None or not sequence.request.speculate:
                 continue
             drawn = [d.token for d in walks[i].draws]
-            path = walks[i].path[: len(drawn)]
-            outcomes.append(
-                Outcome(proposal=w.proposal, path=path, drawn=drawn, stats=sequence.draft)
+            outcome = Outcome(
+                proposal=w.proposal,
+                position=len(sequence.tokens) - len(drawn) - 1,
+                path=walks[i].path[: len(drawn)],
+                drawn=drawn,
+                stats=sequence.draft,
             )
+            outcomes.append(outcome)
         return outcomes
 
     def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:

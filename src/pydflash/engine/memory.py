@@ -39,6 +39,8 @@ class MemoryPlan:
     tape: int
     activations: int
     logits: int
+    drafter: int = 0  # its weights
+    rings: int = 0  # what it remembers of every sequence
 
     @property
     def kv(self) -> int:
@@ -51,7 +53,8 @@ class MemoryPlan:
     @property
     def lasting(self) -> int:
         """What is held from load on."""
-        return self.weights + self.decoded + self.rope + self.kv + self.recurrent
+        own = self.weights + self.decoded + self.rope + self.kv + self.recurrent
+        return own + self.drafter + self.rings
 
     @property
     def step(self) -> int:
@@ -64,12 +67,14 @@ class MemoryPlan:
         recurrent = (
             f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)})"
         )
+        drafter = f"drafter {_mib(self.drafter)}, its context {_mib(self.rings)}"
         tape = f", operands until the commit {_mib(self.tape)}" if self.tape else ""
         return [
             f"weights {_mib(self.weights)}{decoded}, rotary tables {_mib(self.rope)}",
             f"kv cache {_mib(self.kv)} ({self.pages} pages of {PAGE_SIZE} positions, "
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
             *([recurrent] if self.slots else []),
+            *([drafter] if self.drafter else []),
             f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
             f"logits {_mib(self.logits)}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
@@ -87,10 +92,12 @@ def plan_memory(
     available: int,
     step: StepConfig | None = None,
     nodes: int = 1,
+    drafter: int = 0,
+    rings: int = 0,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
-    `nodes`: of the widest proposal.
+    `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts.
     """
     step = step or StepConfig()
     sequences = state.max_concurrency
@@ -102,6 +109,7 @@ def plan_memory(
     activations = (exact + step.prefill_chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
+    fixed += drafter + rings
     room = available - fixed - RESERVE_BYTES
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
     each = sequences * page + PAGE_SIZE * footprint.position
@@ -147,6 +155,8 @@ def plan_memory(
         tape=tape,
         activations=activations,
         logits=logits,
+        drafter=drafter,
+        rings=rings,
     )
 
 

@@ -342,12 +342,9 @@ class OpTable:
     delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
-<<<<<<< HEAD
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
-=======
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
->>>>>>> dnet
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

@@ -17,6 +17,7 @@ from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
 from pydflash.config import EngineConfig, KvFormat
 from pydflash.device import available_memory_bytes, default_threads
+from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
 from pydflash.engine.memory import MemoryPlan, plan_memory
 from pydflash.engine.states import States, layer_states
@@ -24,6 +25,7 @@ from pydflash.errors import CheckpointError, ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.load import describe
+from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
 from pydflash.spec.proposer import Proposer
 from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
@@ -46,12 +48,14 @@ class Loaded:
     ops: str
     threads: int
     load_s: float
+    drafter: str | None  # what drafts, if anything does
 
     def lines(self) -> list[str]:
         """What was chosen at load, for a person to read."""
         return [
             f"{self.name}: {self.engine.model.arch}, {self.ops} kernels, {self.threads} threads, "
             f"loaded in {self.load_s:.2f} s",
+            f"drafts by {self.drafter}" if self.drafter else "no drafts",
             *self.plan.lines(),
         ]
 
@@ -75,6 +79,17 @@ def load(
     _trim()
     device = torch.device("cpu")
     ops = select.build(device, ops=config.runtime.ops, threads=threads)
+    sequences = config.state.max_concurrency
+    facts = TargetFacts(
+        layers=described.config.layers,
+        hidden=described.config.hidden,
+        vocab=described.config.vocab,
+        name=checkpoint.meta.str("general.name", default="") or None,
+        template=template.source,
+    )
+    drafting = (
+        None if proposer is not None else choose(config.spec, facts, described.config.max_positions)
+    )
     plan = plan_memory(
         footprint=described.footprint(ops),
         specs=described.config.state_specs(),
@@ -82,7 +97,9 @@ def load(
         state=config.state,
         available=available_memory_bytes(),
         step=config.step,
-        nodes=1 if proposer is None else proposer.max_nodes,
+        nodes=proposer.max_nodes if proposer else drafting.settings.max_nodes if drafting else 1,
+        drafter=drafting.nbytes if drafting else 0,
+        rings=drafting.rings(sequences) if drafting else 0,
     )
     done = 0
 
@@ -96,21 +113,28 @@ def load(
     specs = model.state_specs()
     kv = KvStore(specs, plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops)
     recurrent = RecurrentStore(recurrent_specs(specs), plan.slots, ops) if plan.slots else None
+    drafter, rings = None, None
+    if drafting is not None:
+        drafter, rings = build_drafter(drafting, checkpoint, model, ops, sequences)
     if not ops.borrows:
         checkpoint.release()
     _trim()
     _check_vocabulary(tokenizer, model.vocab_size, path)
+    states = States(
+        PagePool(plan.pages),
+        kv,
+        recurrent,
+        layer_states(specs, kv, recurrent),
+        rings=rings,
+        captures=config.state.captures,
+    )
+    if drafting is not None and drafter is not None:
+        proposer = build_speculator(drafting, drafter, model, states)
     engine = Engine(
         model,
-        States(
-            PagePool(plan.pages),
-            kv,
-            recurrent,
-            layer_states(specs, kv, recurrent),
-            captures=config.state.captures,
-        ),
+        states,
         max_ctx=plan.max_ctx,
-        max_running=config.state.max_concurrency,
+        max_running=sequences,
         prefill_chunk=config.step.prefill_chunk,
         max_exact_rows=config.step.max_exact_rows,
         eog=tokenizer.eog,
@@ -126,7 +150,16 @@ def load(
         ops=ops.name,
         threads=threads,
         load_s=time.perf_counter() - start,
+        drafter=_drafter_name(drafting),
     )
+
+
+def _drafter_name(drafting: Drafting | None) -> str | None:
+    if drafting is None:
+        return None
+    if drafting.file is None:
+        return "looking up repetitions of the text"
+    return drafting.file.path.name
 
 
 def build_language(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate]:

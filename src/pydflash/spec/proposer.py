@@ -11,9 +11,13 @@ from pydflash.spec.stats import DraftStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one row's proposal: accepted nodes from the root on, and the tokens drawn at each."""
+    """What became of one row's proposal: accepted nodes from the root on, and the tokens drawn at each.
+
+    `position` is the root's. A row whose draw failed at once drew nothing.
+    """
 
     proposal: Proposal
+    position: int
     path: Sequence[int]
     drawn: Sequence[int]
     stats: DraftStats  # the sequence's

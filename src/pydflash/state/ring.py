@@ -34,6 +34,11 @@ class RingSnapshot:
         return waiting + sum(t.nbytes for t in self.kv)
 
 
+def ring_pages(window: int, tail: int) -> int:
+    """Pages of one ring: the window, the block in flight, and the page that both share."""
+    return -(-(window + tail) // PAGE_SIZE) + 1
+
+
 class RingStore:
     """The drafter's pages for a fixed number of contexts. A block writes up to `tail` positions ahead."""
 
@@ -51,7 +56,7 @@ class RingStore:
         self.window = window
         self.tail = tail
         self.feature_size = feature_size
-        self.pages_each = -(-(window + tail) // PAGE_SIZE) + 1
+        self.pages_each = ring_pages(window, tail)
         self.kv = KvStore(specs, contexts * self.pages_each, kv_format, kv_format, ops)
         self._pool = PagePool(contexts * self.pages_each)
 

@@ -53,9 +53,6 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
-<<<<<<< HEAD
         panel_rows=LANES,
-=======
         store_kv=attention.store_kv,
->>>>>>> dnet
     )

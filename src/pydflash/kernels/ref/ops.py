@@ -84,9 +84,6 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         moe=moe,
         scales=True,
-<<<<<<< HEAD
         keeps=lin.KEEP_BYTES,
-=======
         store_kv=store_kv,
->>>>>>> dnet
     )

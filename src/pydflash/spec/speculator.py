@@ -1,0 +1,130 @@
+"""Speculator: a drafter and a policy as one proposer.
+
+It decides how many tokens one pass may settle, never which: the target's own draws do.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores
+from pydflash.spec.ddtree import WIDE
+from pydflash.spec.monitor import Monitor
+from pydflash.spec.policy import Policy
+from pydflash.spec.proposal import Proposal
+from pydflash.spec.proposer import Outcome, Spent
+from pydflash.spec.trace import RoundTrace
+
+log = logging.getLogger(__name__)
+
+CATCH_UP = 32
+"""Positions that may wait until a drafter that is not asked takes them in: enough for one wide product."""
+
+
+class Speculator:
+    """Drafts, builds trees, and learns from what became of them.
+
+    `on_round` is called for every row of every round, for those who want to watch.
+    """
+
+    def __init__(self, drafter: Drafter, policy: Policy) -> None:
+        self.drafter = drafter
+        self.policy = policy
+        self.on_round: Callable[[RoundTrace], None] | None = None
+        self._monitor = Monitor(drafter.name)
+        self._slots = 0
+        self._scores: list[DraftScores] = []
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.settings.max_nodes
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.drafter.taps
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        """A tree for each row, or the pending token alone where drafting would not pay."""
+        context = _mean([len(row.tokens) for row in rows])
+        roots = [row.tokens[-1] for row in rows]
+        self._slots = min(self.policy.slots(len(rows), context), self.drafter.slots)
+        if not self._slots:
+            self._scores = [DraftScores.nothing()] * len(rows)
+            return [Proposal.root(root) for root in roots]
+        top_k = self.policy.settings.top_k or WIDE
+        self._scores = self.drafter.score(rows, self._slots, top_k)
+        return self.policy.trees(roots, self._scores, context=context)
+
+    def settle(
+        self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
+    ) -> None:
+        """Take in what waits, and learn from the round."""
+        behind = [c for c in contexts if c.num_pending >= CATCH_UP]
+        if behind:
+            self.drafter.catch_up(behind)
+        if outcomes:
+            self._learn(outcomes, spent)
+        if self.on_round is not None:
+            for scores, outcome in zip(self._scores, outcomes, strict=True):
+                if outcome.drawn:
+                    self.on_round(_trace(scores, outcome, spent))
+        self._scores = []
+
+    def _learn(self, outcomes: Sequence[Outcome], spent: Spent) -> None:
+        alone = not spent.prefill  # the times are the round's own
+        context = _mean([o.position for o in outcomes])
+        self.policy.observe(
+            self._scores,
+            [o.drawn for o in outcomes],
+            rows=spent.rows,
+            slots=self._slots,
+            draft_s=spent.draft_s if alone else None,
+            step_s=spent.step_s if alone else None,
+            context=context,
+        )
+        share = len(outcomes) if alone else 0
+        plain = self.policy.cost.step_s(len(outcomes), context)
+        for scores, outcome in zip(self._scores, outcomes, strict=True):
+            if not outcome.drawn:
+                continue
+            outcome.stats.add(
+                outcome.proposal,
+                len(outcome.drawn),
+                drafted=self._slots > 0,
+                draft_s=spent.draft_s / share if share else 0.0,
+                step_s=spent.step_s / share if share else 0.0,
+                reference_s=plain / share if share else 0.0,
+            )
+            warning = self._monitor.observe(scores, outcome.drawn)
+            if warning is not None:
+                log.warning(warning)
+
+
+def _mean(lengths: Sequence[int]) -> int:
+    return sum(lengths) // len(lengths)
+
+
+def _trace(scores: DraftScores, outcome: Outcome, spent: Spent) -> RoundTrace:
+    nodes = outcome.proposal
+    return RoundTrace(
+        position=outcome.position,
+        tokens=nodes.tokens,
+        parents=nodes.parents,
+        logp=tuple(_logp(scores, nodes, i) for i in range(len(nodes.tokens))),
+        path=tuple(outcome.path),
+        drawn=outcome.drawn[-1],
+        draft_s=spent.draft_s,
+        step_s=spent.step_s,
+        rows=spent.rows,
+    )
+
+
+def _logp(scores: DraftScores, nodes: Proposal, node: int) -> float:
+    """What the drafter gave a node after its parent."""
+    if not node:
+        return 0.0
+    slot, parent = nodes.depth[node] - 1, nodes.parents[node]
+    at = scores.tokens[slot].tolist().index(nodes.tokens[node])
+    if scores.pair is None:
+        return float(scores.logp[slot, at])
+    before = scores.tokens[slot - 1].tolist().index(nodes.tokens[parent]) if slot else 0
+    return float(scores.pair[slot, before, at])
