@@ -57,15 +57,15 @@ def test_ratios_are_paired() -> None:
     assert THREE.to_json()["speedup_quartiles"] == [1.5, 3.0]
 
 
-def test_costs_are_pooled() -> None:
+def test_acceptance_is_pooled_and_costs_are_paired() -> None:
     assert THREE.acceptance == 2.0
     assert THREE.by_depth == [1.0, 0.0]
-    assert THREE.step_s == pytest.approx(23 / 160)
+    assert THREE.step_s == pytest.approx(0.2)  # of 0.04, 0.2 and 0.55
     assert THREE.round_s == pytest.approx(0.04)
-    assert THREE.round_cost == pytest.approx(0.04 / (23 / 160))
-    assert THREE.expected == pytest.approx(2.0 * (23 / 160) / 0.04)
-    assert THREE.draft_share == pytest.approx(80 * 0.01 / 15)
-    assert THREE.other_share == pytest.approx(1 - 80 * 0.04 / 15)
+    assert THREE.round_cost == pytest.approx(0.2)  # of 1, 0.2 and 0.073
+    assert THREE.expected == pytest.approx(10.0)  # of 2, 10 and 27.5
+    assert THREE.draft_share == pytest.approx(0.1)  # of 0.25, 0.1 and 0.009
+    assert THREE.other_share == pytest.approx(0.6)  # of 0, 0.6 and 0.96
 
 
 def test_expected_is_observed_when_rounds_are_all_there_is() -> None:

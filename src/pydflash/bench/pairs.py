@@ -1,7 +1,7 @@
 """Pairs: the same prompt answered plainly, with drafts and by a peer, and what many pairs say together.
 
-Speeds are medians over prompts, and ratios are medians of each prompt's own ratio: both sides of a ratio
-then saw the same text and the same mood of the machine. Costs and acceptance are pooled, sums over sums.
+Times are medians over prompts, and ratios are medians of each prompt's own ratio: both sides of a ratio
+then saw the same text and the same mood of the machine. Acceptance has no moods: its counts are pooled.
 """
 
 import statistics
@@ -40,6 +40,11 @@ class Pair:
     plain: Answered
     draft: Answered | None = None
     peer: Answered | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a plain step."""
+        return self.plain.decode_s / self.plain.steps
 
     @property
     def differs_at(self) -> int | None:
@@ -110,9 +115,8 @@ class TaskFigures:
     def drafting(self) -> DraftStats | None:
         """All rounds together."""
         pooled = DraftStats()
-        for pair in self._long():
-            if pair.draft is not None and pair.draft.drafting is not None:
-                pooled.merge(pair.draft.drafting)
+        for _, drafting in self._drafted():
+            pooled.merge(drafting)
         return pooled if pooled.rounds else None
 
     @property
@@ -130,24 +134,25 @@ class TaskFigures:
     @property
     def step_s(self) -> float | None:
         """Seconds of a plain step, everything in it."""
-        steps = sum(pair.plain.steps for pair in self._long())
-        return sum(pair.plain.decode_s for pair in self._long()) / steps if steps else None
+        return _median(pair.step_s for pair in self._long())
 
     @property
     def round_s(self) -> float | None:
         """Seconds of a round: drafting, and the step that verifies."""
-        drafting = self.drafting
-        return (drafting.draft_s + drafting.step_s) / drafting.rounds if drafting else None
+        return _median(_round_s(drafting) for _, drafting in self._drafted())
 
     @property
     def round_cost(self) -> float | None:
         """A round in plain steps."""
-        return _quotient(self.round_s, self.step_s)
+        return _median(_round_s(drafting) / pair.step_s for pair, drafting in self._drafted())
 
     @property
     def expected(self) -> float | None:
         """The speedup that acceptance and round cost promise; what is observed below it, nothing explains."""
-        return _quotient(self.acceptance, self.round_cost)
+        return _median(
+            drafting.acceptance_length * pair.step_s / _round_s(drafting)
+            for pair, drafting in self._drafted()
+        )
 
     @property
     def draft_share(self) -> float | None:
@@ -197,7 +202,14 @@ class TaskFigures:
         }
 
     def _long(self) -> Iterator[Pair]:
-        return (pair for pair in self.pairs if pair.plain.steps > 0)
+        return (pair for pair in self.pairs if pair.plain.steps > 0 and pair.plain.decode_s > 0)
+
+    def _drafted(self) -> Iterator[tuple[Pair, DraftStats]]:
+        """Pairs with rounds whose time is known, and those rounds."""
+        for pair in self._long():
+            drafting = pair.draft.drafting if pair.draft is not None else None
+            if drafting is not None and drafting.rounds and _round_s(drafting) > 0:
+                yield pair, drafting
 
     def _rate(self, side: Callable[[Pair], Answered | None]) -> float | None:
         found = (side(pair) for pair in self._long())
@@ -210,9 +222,15 @@ class TaskFigures:
         return [a.decode_s / b.decode_s for a, b in both if a and b and b.decode_s > 0]
 
     def _share(self, part: Callable[[DraftStats], float]) -> float | None:
-        drafting = self.drafting
-        whole = sum(p.draft.decode_s for p in self._long() if p.draft and p.draft.drafting)
-        return part(drafting) / whole if drafting and whole else None
+        return _median(
+            part(drafting) / pair.draft.decode_s
+            for pair, drafting in self._drafted()
+            if pair.draft is not None and pair.draft.decode_s > 0
+        )
+
+
+def _round_s(drafting: DraftStats) -> float:
+    return (drafting.draft_s + drafting.step_s) / drafting.rounds
 
 
 def _median(values: Iterable[float]) -> float | None:
@@ -225,7 +243,3 @@ def _quartiles(values: list[float]) -> list[float] | None:
         return None
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return [first, third]
-
-
-def _quotient(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None

@@ -10,6 +10,7 @@ from pydflash.bench.trace_page import Trace
 from pydflash.errors import ConfigError
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.llm import LLM, fold
+from pydflash.spec.speculator import Speculator
 from pydflash.spec.trace import RoundTrace
 
 
@@ -20,7 +21,7 @@ class Local:
         """`ctx` bounds prompt and answer, at most the model's plan."""
         self._llm = llm
         self.ctx = ctx
-        self.drafts = False
+        self.drafts = _speculator(llm) is not None
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         return self._llm.encode(messages)
@@ -57,23 +58,39 @@ class LlamaCpp:
 
 def drafter_of(llm: LLM) -> str | None:
     """The name of what drafts for a model, if anything does."""
-    return None
+    speculator = _speculator(llm)
+    return None if speculator is None else speculator.drafter.name
 
 
 def traced(llm: LLM, prompt: str, params: SamplingParams) -> Trace:
     """Answer a prompt through the chat template and keep every round. ConfigError without a drafter."""
-    drafter = drafter_of(llm)
-    if drafter is None:
-        raise ConfigError(f"nothing drafts for {llm.loaded.name}: there are no rounds to show")
+    speculator = _speculator(llm)
+    if speculator is None:
+        raise ConfigError(
+            f"nothing drafts for {llm.loaded.name}, so there are no rounds to show: leave out "
+            "--no-speculation, or name a drafter with --draft"
+        )
     rounds: list[RoundTrace] = []
     tokens = llm.encode([{"role": "user", "content": prompt}])
-    done = fold(llm.start(tokens, replace(params, logprobs=params.logprobs or 0)))
+    params = replace(
+        params, logprobs=params.logprobs or 0
+    )  # the target's, to show beside the drafter's
+    speculator.on_round = rounds.append
+    try:
+        done = fold(llm.start(tokens, params))
+    finally:
+        speculator.on_round = None
     return Trace(
         model=llm.loaded.name,
-        drafter=drafter,
+        drafter=speculator.drafter.name,
         prompt=prompt,
         start=len(tokens),
         tokens=done.tokens,
         rounds=tuple(rounds),
         target_logp=tuple(told.logprob for told in done.logprobs),
     )
+
+
+def _speculator(llm: LLM) -> Speculator | None:
+    proposer = llm.loaded.engine.proposer
+    return proposer if isinstance(proposer, Speculator) else None
