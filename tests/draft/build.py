@@ -13,7 +13,7 @@ from pydflash.kernels.ref.ops import build_ops as build_reference
 from pydflash.layers.rope import RopeSpec
 from pydflash.quant.formats import FORMATS
 from pydflash.quant.tensor import QuantTensor
-from tests.draft.golden_cases import F32, MASK, Case, weights
+from tests.draft.golden_cases import MASK, Case, weights
 
 CPU = torch.device("cpu")
 
@@ -23,8 +23,8 @@ def ops_of(name: str, threads: int = 2) -> OpTable:
 
 
 def plain(name: str, values: np.ndarray) -> QuantTensor:
-    """A tensor as an F32 (or I32) file would store it."""
-    form = "I32" if values.dtype == np.int32 else "F32"
+    """A tensor as a file of these numbers would store it."""
+    form = {"float32": "F32", "int32": "I32", "int64": "I64"}[values.dtype.name]
     data = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape[:-1], -1)
     return QuantTensor(
         name=name, data=torch.from_numpy(data), format=FORMATS[form], shape=values.shape
@@ -58,33 +58,38 @@ def config_of(case: Case, **more: object) -> DraftConfig:
     return DraftConfig(**{**settings, **more})  # type: ignore[arg-type]
 
 
-def network(
-    case: Case,
+def assemble(
+    config: DraftConfig,
     ops: OpTable,
-    tensors: Mapping[str, F32] | None = None,
+    tensors: Mapping[str, torch.Tensor],
+    embd: torch.Tensor,
+    output: torch.Tensor,
     *,
-    max_positions: int = 1000,
-    **more: object,
+    max_positions: int,
 ) -> DFlash:
-    """The drafter of a case; `tensors` replace the seeded ones, `more` the configuration's."""
-    made = dict(weights(case) if tensors is None else tensors)
-    target = plain("output", made["target.output.weight"])
+    """A drafter of these tensors over a target's embedding and output [V, E]."""
+    target = plain("output", output.numpy())
 
     def get(name: str) -> QuantTensor | None:
-        return plain(name, made[name]) if name in made else None
+        return plain(name, tensors[name].numpy()) if name in tensors else None
 
     def rows(ids: torch.Tensor) -> QuantTensor:
-        data = target.data[ids]
-        return QuantTensor(
-            name="rows", data=data, format=target.format, shape=(len(ids), target.cols)
-        )
+        shape = (len(ids), target.cols)
+        return QuantTensor(name="rows", data=target.data[ids], format=target.format, shape=shape)
 
     return DFlash(
-        config_of(case, **more),
+        config,
         get,
         ops,
-        token_embd=ops.prepare([plain("token_embd", made["token_embd.weight"])]),
+        token_embd=ops.prepare([plain("token_embd", embd.numpy())]),
         output=ops.prepare([target]),
         max_positions=max_positions,
         output_rows=rows,
     )
+
+
+def network(case: Case, ops: OpTable) -> DFlash:
+    """The drafter of a golden case."""
+    made = {name: torch.from_numpy(x) for name, x in weights(case).items()}
+    embd, output = made.pop("token_embd.weight"), made.pop("target.output.weight")
+    return assemble(config_of(case), ops, made, embd, output, max_positions=1000)

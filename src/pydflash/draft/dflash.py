@@ -8,6 +8,7 @@ ends before it. What it computes may cost speed, never text.
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
 from pydflash.draft.base import Context, DraftRow, DraftScores
@@ -52,7 +53,7 @@ class DFlash:
         max_positions: int,
         output_rows: Callable[[Tensor], QuantTensor] | None = None,
     ) -> None:
-        ops.require("store_kv")
+        ops.require("store_kv", "top")
         if config.hidden != token_embd.cols:
             raise CheckpointError(
                 f"the drafter works with {config.hidden} features, the model embeds its tokens with "
@@ -69,11 +70,9 @@ class DFlash:
         self._aux = _aux_norms(tensors, c)
         self._layers, self._pairs = self._build(tensors)
         self._norm = tensors.dense("output_norm.weight", c.hidden)
-        self._output, self._tokens = _vocabulary(tensors, c, output, output_rows)
-        mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
-        if mask is None:
-            mask = ops.embed(token_embd, torch.tensor([c.mask_token], dtype=torch.int32))[0]
-        self._mask = mask
+        self._output, tokens = _vocabulary(tensors, c, output, output_rows)
+        self._tokens = None if tokens is None else tokens.numpy().astype(np.int32)
+        self._mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
         self._head: Head = _head(tensors, c, self._norm, token_embd)
         self.nbytes = tensors.nbytes
 
@@ -127,11 +126,12 @@ class DFlash:
             start = min(context.length, len(row.tokens) - 1)
             if start + length <= self._max_positions:
                 live.append(i)
-                spans.append(RowSpan(context, start, length))
+                block = (row.tokens[-1],) + (self.config.mask_token,) * (length - 1)
+                spans.append(RowSpan(context, start, length, block))
         if not live:
             return out
         anchors = [rows[i].tokens[-1] for i in live]
-        hidden = self._run(anchors, spans, length)
+        hidden = self._run(spans, length)
         for i, found in zip(live, self._candidates(anchors, hidden, slots, top_k), strict=True):
             out[i] = self._head.scores(found, top_k)
         return out
@@ -150,7 +150,7 @@ class DFlash:
         """Store keys and values for features f32 [n, F] of contexts at positions."""
         c, ops = self.config, self._ops
         features = part[0][2] if len(part) == 1 else torch.cat([f for _, _, f in part])
-        batch = step([RowSpan(context, at, len(f)) for context, at, f in part], ops.device)
+        batch = step([RowSpan(context, at, f.shape[0]) for context, at, f in part], ops.device)
         if self._aux is not None:
             slices = features.view(len(features), len(self._aux), -1)
             features = rms_norm(slices, self._aux, c.eps).flatten(1)
@@ -168,35 +168,35 @@ class DFlash:
         for layer, kv, pair in zip(self._layers, pages, pairs, strict=True):
             ops.store_kv(pair, kv, layer.attention.args, batch)
         for context, _, f in part:
-            context.stored(len(f))
+            context.stored(f.shape[0])
 
-    def _run(self, anchors: list[int], spans: list[RowSpan], length: int) -> Tensor:
+    def _run(self, spans: list[RowSpan], length: int) -> Tensor:
         """Hidden states of the drafted slots before the last norm, f32 [R * slots, E]."""
         batch = step(spans, self._ops.device)
-        block = self._mask.expand(len(anchors), length, -1).clone()
-        block[:, 0] = self._ops.embed(self._embd, torch.tensor(anchors, dtype=torch.int32))
-        x = block.view(-1, block.shape[-1])
+        x = self._ops.embed(self._embd, batch.tokens)
+        if self._mask is not None:
+            x.view(-1, length, x.shape[1])[:, 1:] = self._mask
         pages = spans[0].context.store.kv.layers
         for layer, kv in zip(self._layers, pages, strict=True):
             x = layer.forward(x, kv, batch, length)
         if self.config.from_anchor:
             return x
-        return x.view(block.shape)[:, 1:].reshape(-1, x.shape[-1])
+        return x.view(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
 
     def _candidates(
         self, anchors: list[int], hidden: Tensor, slots: int, top_k: int
     ) -> Iterator[Candidates]:
         """Each sequence's best tokens by the network's own logits."""
         c = self.config
-        spans = (Span(0, len(hidden), RowKind.EXACT),)
+        spans = (Span(0, hidden.shape[0], RowKind.EXACT),)
         logits = self._ops.norm_linear(hidden, self._norm, c.eps, self._output, spans)
         if c.logit_scale != 1.0:
             logits.mul_(c.logit_scale)
         if c.logit_softcap is not None:
             logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
-        best, ids = logits.topk(min(max(top_k, self._head.width), logits.shape[-1]))
-        tokens = (ids if self._tokens is None else self._tokens[ids]).int().numpy()
-        total = logits.logsumexp(-1).numpy()
+        found = self._ops.top(logits, max(top_k, self._head.width))
+        best, ids, total = (x.numpy() for x in found)
+        tokens = ids.astype(np.int32) if self._tokens is None else self._tokens[ids]
         for r, anchor in enumerate(anchors):
             own = slice(r * slots, (r + 1) * slots)
             yield Candidates(
@@ -204,7 +204,7 @@ class DFlash:
                 hidden=hidden[own],
                 ids=ids[own],
                 tokens=tokens[own],
-                logits=best[own].numpy(),
+                logits=best[own],
                 total=total[own],
             )
 
@@ -232,10 +232,12 @@ def _parts(contexts: Sequence[RingContext]) -> Iterator[list[tuple[RingContext, 
         if features is None:
             continue
         at = context.length
-        for part in torch.split(features, CHUNK):
+        for start in range(0, features.shape[0], CHUNK):
+            part = features[start : start + CHUNK]
+            count = part.shape[0]
             group.append((context, at, part))
-            at += len(part)
-            size += len(part)
+            at += count
+            size += count
             if size >= CHUNK:
                 yield group
                 group, size = [], 0

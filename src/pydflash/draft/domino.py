@@ -54,7 +54,9 @@ class DominoHead:
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape
         hidden = rms_norm(found.hidden, self._norm, self._eps)
-        outer = self._ops.embed(self._outer, found.ids.flatten()).view(slots, width, -1)
+        outer = self._ops.embed(self._outer, torch.from_numpy(found.ids.flatten())).view(
+            slots, width, -1
+        )
         logits = found.logits.copy()
         logp = np.empty_like(logits)
         state, token = self._start[None], found.anchor
@@ -65,7 +67,7 @@ class DominoHead:
                 inner = _plus(self._ops.linear(features, self._inner, _ONE), self._inner_bias)
                 bias = outer[slot] @ torch.nn.functional.silu(inner[0])
                 if self._outer_bias is not None:
-                    bias = bias + self._outer_bias[found.ids[slot]]
+                    bias = bias + self._outer_bias[torch.from_numpy(found.ids[slot])]
                 logits[slot] += bias.numpy()
             logp[slot] = normalised(logits[None, slot : slot + 1], _slot(found, slot))[0, 0]
             token = int(found.tokens[slot, logp[slot].argmax()])

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pydflash.draft.base import F32, I32, DraftScores
 
 Tensor = torch.Tensor
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Candidates:
 
     anchor: int
     hidden: Tensor
-    ids: Tensor
+    ids: I64
     tokens: I32
     logits: F32
     total: F32

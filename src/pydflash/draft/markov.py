@@ -46,7 +46,7 @@ class MarkovHead:
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
         first = self._ops.embed(self._first, torch.from_numpy(previous.reshape(-1)))
-        second = self._ops.embed(self._second, found.ids.flatten())
+        second = self._ops.embed(self._second, torch.from_numpy(found.ids.flatten()))
         first = first.view(slots, width, -1)
         bias = (first @ second.view(slots, width, -1).mT).numpy()
         pair = normalised(found.logits[:, None] + bias, found)

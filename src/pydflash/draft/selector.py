@@ -37,7 +37,7 @@ class SelectorHead:
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
         before = self._ops.embed(self._before, torch.from_numpy(previous.reshape(-1)))
-        after = self._ops.embed(self._after, found.ids.flatten())
+        after = self._ops.embed(self._after, torch.from_numpy(found.ids.flatten()))
         a = before.view(slots, width, -1) * h[:, None]
         pair = torch.from_numpy(found.logits)[:, None] + a @ after.view(slots, width, -1).mT
         return settle(found.tokens, pair.log_softmax(-1).numpy(), top_k)

@@ -8,14 +8,17 @@ import torch
 from pydflash.kernels.ops import RowKind, Span, StepBatch
 from pydflash.state.ring import RingContext
 
+_NONE = torch.empty(0, dtype=torch.int64)  # no logits come from these steps
+
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Positions start..start + count - 1 of a context, about to be written."""
+    """Positions start..start + count - 1 of a context, about to be written; tokens only of a block."""
 
     context: RingContext
     start: int
     count: int
+    tokens: tuple[int, ...] = ()
 
 
 def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
@@ -34,6 +37,7 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
     tables = [row.context.table(row.start + row.count) for row in rows]
     pages = max(map(len, tables))
     total, count = cu_q[-1], len(rows)
+    tokens = [t for row in rows for t in row.tokens]
     flat = positions + places + row_of
     for row in rows:
         flat.append(row.start)
@@ -42,11 +46,13 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
     flat += [0] * count
     for table in tables:
         flat += table + [0] * (pages - len(table))
+    flat += tokens
     # One tensor in one go: a dozen small ones would cost more than a layer of the network.
     ints = torch.tensor(flat, dtype=torch.int32, device=device)
-    cuts = torch.split(ints, [total, total, total, count, count, count, count * pages])
+    sizes = [total, total, total, count, count, count, count * pages, len(tokens)]
+    cuts = ints.split_with_sizes(sizes)
     return StepBatch(
-        tokens=cuts[0],  # never looked up: a drafter embeds its block itself
+        tokens=cuts[7],
         positions=cuts[0],
         write_slots=cuts[1],
         row_of=cuts[2],
@@ -58,6 +64,6 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
         cu_q=tuple(cu_q),
         ancestors=None,
         parents=None,
-        logit_rows=ints[:0].long(),
+        logit_rows=_NONE,
         spans=(Span(0, total, RowKind.EXACT),),
     )

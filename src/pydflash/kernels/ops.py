@@ -317,6 +317,8 @@ class OpTable:
         overwrite and return x
     delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
         operations on the same operands: bit-equal to rows of one token each.
+    top(logits [M, V], k) -> values [M, K] descending, ids int64 [M, K], totals [M]: the K = min(k, V) best
+        of each row (of equals the lower id first) and the row's logsumexp
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
     """
@@ -345,6 +347,7 @@ class OpTable:
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
+    top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

@@ -107,7 +107,7 @@ class RingContext:
     def table(self, positions: int) -> list[PageId]:
         """The physical page of each logical page up to one that holds position `positions` - 1."""
         count = -(-positions // PAGE_SIZE)
-        return [self.pages[p % len(self.pages)] for p in range(count)]
+        return (self.pages * (count // len(self.pages) + 1))[:count]
 
     def append(self, position: int, features: Tensor) -> None:
         """Features f32 [n, feature_size] of positions position.. of the target. A gap starts afresh."""

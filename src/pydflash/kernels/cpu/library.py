@@ -36,6 +36,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pf_dense_layer": (None, (c_void_p, c_void_p, c_int64, c_int32)),
     "pf_attention": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
     "pf_store_kv": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32)),
+    "pf_top": (
+        None,
+        (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p, c_int32),
+    ),
     "pf_delta": (
         None,
         (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32),

@@ -14,6 +14,7 @@ from pydflash.kernels.cpu.delta import Delta
 from pydflash.kernels.cpu.layers import Layers
 from pydflash.kernels.cpu.moe import Moe
 from pydflash.kernels.cpu.products import Products
+from pydflash.kernels.cpu.top import top
 from pydflash.kernels.cpu.weights import FORMATS, LANES
 from pydflash.kernels.ops import OpTable
 
@@ -55,4 +56,5 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         scales=True,
         panel_rows=LANES,
         store_kv=attention.store_kv,
+        top=lambda logits, k: top(library, threads, logits, k),
     )

@@ -19,6 +19,7 @@ from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
+from pydflash.kernels.ref.top import top
 from pydflash.quant.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -86,4 +87,5 @@ def build_ops(device: torch.device) -> OpTable:
         scales=True,
         keeps=lin.KEEP_BYTES,
         store_kv=store_kv,
+        top=top,
     )

@@ -120,6 +120,11 @@ void pf_store_kv(const PfAttn* args, const PfKV* kv, const PfBatch* batch, const
   active->store_kv(*args, *kv, *batch, pairs, stride, threads);
 }
 
+void pf_top(const float* x, int64_t rows, int64_t n, int32_t k, float* values, int64_t* ids, float* total,
+            int32_t threads) {
+  if (n > 0 && k > 0) active->top(x, rows, n, k, values, ids, total, threads);
+}
+
 void pf_delta(const PfDelta* args, float* conv, float* state, const PfTape* tape, const PfDeltaBatch* batch,
               const float* mixed, float* out, int32_t threads) {
   if (batch->tokens <= 0) return;

@@ -195,6 +195,7 @@ struct Kernels {
   void (*embed)(const PfWeight&, const int32_t* rows, int64_t count, float* out, int threads);
   void (*attention)(const PfAttn&, const PfKV&, const PfBatch&, const float* qkv, float* out, int threads);
   void (*store_kv)(const PfAttn&, const PfKV&, const PfBatch&, const float* pairs, int64_t stride, int threads);
+  void (*top)(const float* x, int64_t rows, int64_t n, int k, float* values, int64_t* ids, float* total, int threads);
   void (*delta)(const PfDelta&, float* conv, float* state, const PfTape&, const PfDeltaBatch&, const float* mixed,
                 float* out, int threads);
   void (*delta_commit)(const PfDelta&, float* conv, float* state, const PfTape&, const int32_t* slots,
