@@ -182,7 +182,7 @@ def test_tables_have_the_seeds_columns_and_what_limits_them() -> None:
 def test_without_a_drafter_only_plain_figures_stand() -> None:
     found = run(drafts=False, peer=False)
     (speed,) = tables(found, "dflash", None)
-    assert speed.columns == ["task", "prompts", "AR tok/s"]
+    assert speed.columns == ["task", "n", "AR tok/s"]
     assert speed.rows[0] == ["a|b", "2", "10.0"]
     assert sentences(found) == ["No drafter is loaded: plain decoding only."]
 

@@ -33,7 +33,7 @@ class Table:
 def tables(suite: Suite, drafter: str, peer: str | None) -> list[Table]:
     """The seeds' table, then what limits it. Columns nobody measured are left out."""
     figures = [*suite.tasks, suite.whole] if len(suite.tasks) > 1 else list(suite.tasks)
-    columns = ["task", "prompts", "AR tok/s"]
+    columns = ["task", "n", "AR tok/s"]
     rows = [[f.task, str(len(f.pairs)), _number(f.plain_tok_s, 1)] for f in figures]
     if suite.identical is not None:
         columns += [f"{drafter} tok/s", "acceptance length", "speedup"]
