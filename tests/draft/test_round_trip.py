@@ -27,6 +27,8 @@ REFUSED = {
     "bias": "bias",
     "wide-target": "hidden size",
     "confidence": "confidence",
+    "reduced-shared": "without a head",
+    "reduced-dflash2": "reduced vocabulary",
 }
 CONTAINERS = ("safetensors", "seeds", "llama.cpp")
 

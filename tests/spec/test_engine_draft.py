@@ -44,9 +44,14 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny_gguf(tmp_path_factory.mktemp("target") / "tiny.gguf", request.param)
 
 
+def some() -> list[Request]:
+    """Greedy, sampled, with penalties, a least length and a bias."""
+    return [r for i, r in enumerate(requests()) if i in (0, 2, 4, 6, 7)]
+
+
 @pytest.fixture(scope="module")
 def plain(path: Path) -> list[list[int]]:
-    return [run(make_engine(path), [r])[0] for r in requests()]
+    return [run(make_engine(path), [r])[0] for r in some()]
 
 
 class Scripted:
@@ -130,9 +135,9 @@ def _stored(name: str, values: torch.Tensor) -> QuantTensor:
     ],
 )
 def test_any_drafts_in_any_tree(path: Path, plain: list[list[int]], kind: str, tree: str) -> None:
-    asked = requests()
+    asked = some()
     known = [[*r.prompt, *said] for r, said in zip(asked, plain, strict=True)]
-    engine = make_engine(path, pages=12, speculate=speculating(Scripted(known, kind), TREES[tree]))
+    engine = make_engine(path, pages=8, speculate=speculating(Scripted(known, kind), TREES[tree]))
     preempted = _count_preemptions(engine)
     dice = random.Random(hash(tree) % 100)
     assert run(engine, asked, [dice.randrange(20) for _ in asked]) == plain
@@ -146,16 +151,16 @@ def test_a_network_drafts(path: Path, plain: list[list[int]], tree: str, selecto
     extra = {"selector": SelectorConfig(rank=8, top_k=4)} if selector else {}
     config = tiny_config(block_size=6, **extra)
     engine = make_engine(path, pages=14, speculate=network(config, TREES[tree]))
-    assert run(engine, requests(), [0, 0, 3, 5, 9, 20, 21, 22]) == plain
+    assert run(engine, some(), [0, 0, 3, 5, 20]) == plain
 
 
 def test_lookups_draft(path: Path, plain: list[list[int]]) -> None:
     engine = make_engine(path, pages=14, speculate=speculating(PromptLookup(), TREES["bushy"]))
-    assert run(engine, requests(), [0, 0, 3, 5, 9, 20, 21, 22]) == plain
+    assert run(engine, some(), [0, 0, 3, 5, 20]) == plain
 
 
 def test_right_drafts_save_steps(path: Path, plain: list[list[int]]) -> None:
-    request = requests()[0]
+    request = some()[0]
     known = [[*request.prompt, *plain[0]]]
     engine = make_engine(path, speculate=speculating(Scripted(known, "right"), TREES["chain"]))
     sequence = engine.add(request)
@@ -171,7 +176,7 @@ def test_right_drafts_save_steps(path: Path, plain: list[list[int]]) -> None:
 
 
 def test_a_request_may_do_without(path: Path, plain: list[list[int]]) -> None:
-    request = requests()[0]
+    request = some()[0]
     known = [[*request.prompt, *plain[0]]]
     engine = make_engine(path, speculate=speculating(Scripted(known, "right"), TREES["chain"]))
     asked = Request(
@@ -213,7 +218,7 @@ def test_contexts_run_out_without_harm(path: Path, plain: list[list[int]]) -> No
         return network(tiny_config(block_size=6), TREES["bushy"])(model, ops, 1)
 
     engine: Engine = make_engine(path, pages=64, speculate=build)
-    assert run(engine, requests()) == plain
+    assert run(engine, some()) == plain
 
 
 def test_context_follows_the_text(path: Path) -> None:

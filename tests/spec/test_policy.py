@@ -33,7 +33,8 @@ def test_nearly_as_fast_as_the_best_fixed_budget(name: str) -> None:
 @pytest.mark.parametrize("name", ["USELESS", "BOASTFUL", "SHY", "POOR"])
 def test_a_drafter_that_does_not_pay_costs_little(name: str, sequences: int) -> None:
     decoding = Decoding(adaptive(), sequences)
-    assert decoding.run(getattr(synthetic, name), 2000) > 0.97
+    tokens = 800 if name == "POOR" else 2000  # more rounds of it draft
+    assert decoding.run(getattr(synthetic, name), tokens) > 0.97
     assert name == "POOR" or decoding.plain_rounds > 0.8 * decoding.rounds
 
 
@@ -58,6 +59,35 @@ def test_it_follows_the_text() -> None:
     drafting = decoding.plain_rounds - last
     decoding.run(synthetic.GOOD, 600)
     assert decoding.plain_rounds - last - drafting < 30, "predictable text is drafted"
+
+
+def test_a_cheap_drafter_that_seldom_speaks_is_asked_again_and_again() -> None:
+    policy = adaptive()
+    policy.cost.profile([], [(s, 1, 0.0002) for s in (1, 15)])
+    dice = np.random.default_rng(0)
+    heard = spoken = 0
+    for _ in range(1500):
+        speaks = dice.random() < 0.04
+        spoken += speaks
+        slots = policy.slots()
+        scores = [sure(0.9) if speaks and slots else DraftScores.nothing()] * (slots > 0)
+        rows, drawn = 1, [OTHER]
+        if slots and speaks:
+            heard += 1
+            rows = len(policy.trees([0], scores)[0].tokens)
+            drawn = [100, 200, 300, OTHER]
+            assert heard < 20 or rows > 3
+        elif slots:
+            policy.trees([0], scores)
+        policy.observe(
+            scores,
+            [drawn],
+            rows=rows,
+            slots=slots,
+            draft_s=0.0002 if slots else None,
+            step_s=synthetic.step_s(rows),
+        )
+    assert heard > 0.8 * spoken
 
 
 def test_slots_follow_the_depth_that_pays() -> None:

@@ -53,11 +53,13 @@ def tiny_draft(
     bias: bool = False,
     mask: bool = False,
     full_domino: bool = False,
+    head: bool = True,
 ) -> dict[str, Tensor]:
     """Random tensors by canonical name, f32 (d2t int64), scaled so that activations stay near 1.
 
     `gates` "head" or "channel"; `aux` norms of the taps; `bias` of the projections; `mask` its own
-    embedding; `full_domino` the biases and start state that Domino's head may have.
+    embedding; `full_domino` the biases and start state that Domino's head may have; `head` the output
+    rows of a reduced vocabulary.
     """
     c, wanted = config, {}
     if gates is not None:
@@ -69,6 +71,8 @@ def tiny_draft(
         wanted |= {"blk.0.attn_q.bias": (0,), "blk.0.attn_output.bias": (0,)}
     if mask:
         wanted["dflash.mask_embedding"] = (c.hidden,)
+    if head and config.draft_vocab is not None:
+        wanted["output.weight"] = (config.draft_vocab, c.hidden)
     if full_domino:
         at = "dflash.domino."
         wanted |= {at + n: (0,) for n in ("start", "gru.bias_ih", "head.b1", "head.b2")}
@@ -130,6 +134,7 @@ CASES: dict[str, DraftCase] = {
     ),
     "confidence": _case(markov=MarkovConfig(rank=8, confidence=True)),
     "reduced": _case(draft_vocab=96),
+    "reduced-shared": _case({"head": False}, draft_vocab=96),
     "reduced-markov": _case(draft_vocab=96, markov=MarkovConfig(rank=8), from_anchor=True),
     "reduced-dflash2": _case(
         draft_vocab=96, conv=ConvConfig(), selector=SelectorConfig(rank=8, top_k=4)

@@ -34,6 +34,8 @@ def check_config(config: DraftConfig) -> DraftConfig:
         raise _bad(f"the norm's epsilon is {c.eps}")
     if c.rope.dims > c.head_dim:
         raise _bad(f"rope turns {c.rope.dims} of a head's {c.head_dim} dimensions")
+    if c.rope.scaling == "yarn" and c.rope.original_ctx <= 0:
+        raise _bad(f"yarn stretches a context of {c.rope.original_ctx} positions")
     if c.slots < 1:
         raise _bad(f"a block of {c.block_size} drafts nothing; it must hold the anchor and a mask")
     if not 0 <= c.mask_token < c.vocab:

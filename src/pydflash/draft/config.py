@@ -10,7 +10,7 @@ format), `blk.i.{attn,ffn}_conv.base` [2, W, E] (side, tap, channel) and `.proj.
 [2 * W * groups, E], `dflash.selector.hproj.weight` [rank, E], `dflash.selector.{pred,succ}_cb` and
 `dflash.dspark.markov.{w1,w2}` [V, rank] (the first of a pair by target id, the second by draft id:
 [Vd, rank] with a reduced vocabulary), `dflash.dspark.confidence.{weight,bias}`, `dflash.domino.*`
-(draft.layout). Shapes in torch order.
+(draft.layout). Without `output.weight` the target's rows serve a reduced vocabulary. Shapes in torch order.
 """
 
 from dataclasses import dataclass, field

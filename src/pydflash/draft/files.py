@@ -68,6 +68,10 @@ class DraftFile:
         """`general.architecture` of a GGUF file."""
         return self.checkpoint.meta.arch if self.checkpoint.kind == "gguf" else None
 
+    def find(self, name: str) -> QuantTensor | None:
+        """A tensor by canonical name, or None: what `draft.dflash` reads a drafter by."""
+        return self.checkpoint.tensor(name) if name in self.checkpoint.tensors else None
+
     def tensors(self) -> dict[str, QuantTensor]:
         """Every tensor by canonical name: views of the file, nothing read yet."""
         return {name: self.checkpoint.tensor(name) for name in self.checkpoint.tensors}
@@ -217,9 +221,10 @@ def _leave_full_head(tensors: Tensors, checkpoint: Checkpoint, container: Contai
 
 def _vocab(checkpoint: Checkpoint, container: Container) -> int | None:
     if container == "safetensors":
-        inner = checkpoint.config.get("transformer_layer_config") or {}
-        found = checkpoint.config.get("vocab_size", inner.get("vocab_size"))
-        return found if isinstance(found, int) else None
+        inner = checkpoint.config.get("transformer_layer_config")
+        tables = [checkpoint.config, inner if isinstance(inner, dict) else {}]
+        found = [table["vocab_size"] for table in tables if "vocab_size" in table]
+        return found[0] if found and isinstance(found[0], int) else None
     stated = checkpoint.meta.int("{arch}.vocab_size", default=0)
     if not stated and "tokenizer.ggml.tokens" in checkpoint.meta:
         stated = checkpoint.meta.entry("tokenizer.ggml.tokens").count

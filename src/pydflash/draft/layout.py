@@ -37,7 +37,9 @@ def expected_shapes(config: DraftConfig, present: Shapes) -> dict[str, Shape]:
     if "dflash.mask_embedding" in present:
         shapes["dflash.mask_embedding"] = (e,)
     if c.draft_vocab is not None:
-        shapes |= {"output.weight": (c.draft_vocab, e), "d2t": (c.draft_vocab,)}
+        shapes["d2t"] = (c.draft_vocab,)
+        if "output.weight" in present:  # else its rows of the target's head serve
+            shapes["output.weight"] = (c.draft_vocab, e)
     return shapes | _head(c, present)
 
 

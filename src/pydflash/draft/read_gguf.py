@@ -46,7 +46,7 @@ def read_seeds(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     read = _Read(meta, "{arch}.dflash.")
     notes: list[str] = []
     hidden = meta.int("{arch}.embedding_length")
-    target_hidden = read.int("target_hidden", hidden)
+    target_hidden = read.int("target_hidden", read.int("feat_dim_per_capture", hidden))
     ids = _ints(meta, "{arch}.dflash.target_layer_ids", "the target's layers it conditions on")
     taps = check_taps(meta.name, shapes, target_hidden, len(ids))
     stated = read.int("n_target_layers", taps)
@@ -70,7 +70,7 @@ def read_seeds(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     )
     meta.ignore("{arch}.attention.value_length", "{arch}.dflash.n_target_features")
     meta.ignore("{arch}.dflash.*.enabled", "{arch}.dflash.*.vocab_size", "{arch}.dflash.dspark.*")
-    meta.ignore("{arch}.dflash.draft_vocab_size", "{arch}.dflash.feat_dim_per_capture")
+    meta.ignore("{arch}.dflash.draft_vocab_size")
     return config, notes + _unread(meta)
 
 
@@ -91,6 +91,10 @@ def read_llama_cpp(meta: Meta, shapes: Shapes) -> tuple[DraftConfig, list[str]]:
     if min(inputs) < 1:
         raise UnsupportedError(f"{meta.name} conditions on the target's embeddings: not built yet")
     check_taps(meta.name, shapes, hidden, len(inputs))
+    if "d2t" in shapes and "output.weight" not in shapes:
+        raise CheckpointError(
+            f"{meta.name} reduces the vocabulary and lacks the tensor output.weight; convert it again"
+        )
     markov = "dflash.dspark.markov.w1" in shapes
     config = DraftConfig(
         **_backbone(meta, read, _windows(meta, ("{arch}.attention.sliding_window",))),

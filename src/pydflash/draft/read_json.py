@@ -164,14 +164,14 @@ def _target_layers(keys: _Keys) -> tuple[int, ...]:
 
 def _block_size(keys: _Keys) -> int:
     stated = {
-        value
+        repr(value)
         for table in (keys.own, keys.top)
         for key in ("block_size", "draft_block_size")
         if (value := table.get(key)) is not None
     }
     if len(stated) > 1:
         raise CheckpointError(
-            f"{keys.name}: config.json states the block sizes {sorted(map(str, stated))}; keep one"
+            f"{keys.name}: config.json states the block sizes {' and '.join(sorted(stated))}; keep one"
         )
     return keys.int("draft_block_size" if keys.get("block_size") is None else "block_size")
 
@@ -202,7 +202,8 @@ def _sliding(keys: _Keys, layers: int) -> list[bool]:
         # Qwen3's own rule; its default for max_window_layers is 28.
         after = keys.int("max_window_layers", 28)
         return [bool(keys.get("use_sliding_window")) and i >= after for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
+    known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
+    if not known or len(types) != layers:
         raise keys.bad("layer_types", types)
     return [kind == SLIDING for kind in types]
 
@@ -224,8 +225,7 @@ def _from_anchor(keys: _Keys, shapes: Shapes) -> bool:
         return bool(stated)
     if not any(name.startswith("dflash.dspark.") for name in shapes):
         return False
-    architectures = keys.top.get("architectures") or []
-    if keys.speculators or "Qwen3DSparkModel" in architectures:
+    if keys.speculators or keys.top.get("architectures") == ["Qwen3DSparkModel"]:
         return True  # their classes' own default
     raise keys.bad("sample_from_anchor", None)
 
@@ -247,12 +247,13 @@ def _rope(keys: _Keys, head_dim: int) -> RopeSpec:
     nested = keys.get("rope_parameters", "rope_scaling")
     scaling: Mapping[str, Any] = nested if isinstance(nested, Mapping) else {}
     base = scaling.get("rope_theta", keys.get("rope_theta"))
-    if not isinstance(base, (int, float)):
+    if not isinstance(base, (int, float)) or isinstance(base, bool):
         raise keys.bad("rope_theta", base)
     neox = keys.get("is_neox_style", "rope_is_neox_style")
-    partial = scaling.get("partial_rotary_factor", keys.get("partial_rotary_factor"))
+    stated = keys.float("partial_rotary_factor", 1.0)
+    partial = _number(keys, scaling, "partial_rotary_factor", stated)
     plain = RopeSpec(
-        dims=round(head_dim * (partial or 1.0)),
+        dims=round(head_dim * partial),
         base=float(base),
         interleaved=neox is not None and not neox,
     )
@@ -265,6 +266,8 @@ def _rope(keys: _Keys, head_dim: int) -> RopeSpec:
     if kind == "linear":
         return replace(plain, scaling="linear", factor=factor)
     original = scaling.get("original_max_position_embeddings")
+    if original is not None and type(original) is not int:
+        raise keys.bad("original_max_position_embeddings", original)
     return replace(
         plain,
         scaling="yarn",
@@ -290,7 +293,7 @@ def _yarn_magnitude(keys: _Keys, scaling: Mapping[str, Any], factor: float) -> f
 def _number(keys: _Keys, table: Mapping[str, Any], name: str, default: float | None) -> float:
     value = table.get(name)
     value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise keys.bad(f"rope_parameters.{name}", value)
     return float(value)
 

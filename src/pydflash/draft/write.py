@@ -91,7 +91,7 @@ def write_gguf(
         return writer.write_gguf(path, meta=keys | seeds_keys(config, dialect), tensors=plan)
     assert tokenizer is not None
     dropped = {key: None for key in tokenizer if not key.startswith("tokenizer.")}
-    keys |= {"general.alignment": 32} | llama_cpp_keys(config, tokenizer)
+    keys |= {"general.alignment": 32} | llama_cpp_keys(config, tokenizer, packed)
     return writer.write_gguf(path, meta=tokenizer, tensors=plan, overrides=dropped | keys)
 
 

@@ -1,5 +1,7 @@
 """A DraftConfig as GGUF metadata: the seeds' dialect with our additions, and llama.cpp's."""
 
+from collections.abc import Container as Names
+
 from pydflash.checkpoint.meta import Meta
 from pydflash.checkpoint.writer import Int32s
 from pydflash.draft.config import DraftConfig
@@ -38,10 +40,13 @@ def seeds_keys(config: DraftConfig, arch: str) -> Keys:
     return keys | _conditional(c, own, "dflash2.") | _card(c)
 
 
-def llama_cpp_keys(config: DraftConfig, tokenizer: Meta) -> Keys:
-    """Keys of architecture `dflash`. UnsupportedError for what that architecture has no word for."""
+def llama_cpp_keys(config: DraftConfig, tokenizer: Meta, names: Names[str]) -> Keys:
+    """Keys of architecture `dflash`. UnsupportedError for what that architecture has no word for.
+
+    `names` are the drafter's canonical tensor names, `tokenizer` the target's metadata.
+    """
     c, own = config, f"{LLAMA_CPP}."
-    _check_llama_cpp(c, tokenizer)
+    _check_llama_cpp(c, tokenizer, names)
     keys = _backbone(c, LLAMA_CPP) | {
         own + "block_size": c.block_size,
         "tokenizer.ggml.mask_token_id": c.mask_token,
@@ -147,7 +152,7 @@ def _usual(c: DraftConfig) -> tuple[bool, ...]:
     return tuple(window is not None for window in c.windows)
 
 
-def _check_llama_cpp(c: DraftConfig, tokenizer: Meta) -> None:
+def _check_llama_cpp(c: DraftConfig, tokenizer: Meta, names: Names[str]) -> None:
     where = "llama.cpp's dialect"
     check_causal(c, where)
     wrong = {
@@ -157,6 +162,10 @@ def _check_llama_cpp(c: DraftConfig, tokenizer: Meta) -> None:
         "a Domino head": c.domino is not None,
         "convolutions without a selector": c.conv is not None and c.selector is None,
         "a selector without convolutions": c.selector is not None and c.conv is None,
+        "a reduced vocabulary without a head": c.draft_vocab is not None
+        and "output.weight" not in names,
+        "a selector over a reduced vocabulary": c.selector is not None
+        and c.draft_vocab is not None,
         "a confidence head that does not read the Markov embedding": c.markov is not None
         and c.markov.confidence
         and not c.markov.confidence_with_markov,

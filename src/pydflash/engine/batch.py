@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from pydflash.engine.request import Phase
@@ -55,8 +56,9 @@ def build(work: Many[RowWork], device: torch.device) -> StepBatch:
         cu_q.append(len(cols.tokens))
     pages = max(len(w.state.pages) for w in work)
 
-    def ints(values: object) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+    def ints(values: list[int] | list[list[int]], dtype: type = np.int32) -> torch.Tensor:
+        # NOTE: through numpy, which is three times as fast at lists; a step makes ten of these.
+        return torch.from_numpy(np.array(values, dtype)).to(device)
 
     depth = max(len(a) for a in cols.ancestors)
     return StepBatch(
@@ -71,7 +73,7 @@ def build(work: Many[RowWork], device: torch.device) -> StepBatch:
         slots=ints([w.state.slot or 0 for w in work]),
         ancestors=ints([a + [-1] * (depth - len(a)) for a in cols.ancestors]) if has_tree else None,
         parents=ints(cols.parents) if has_tree else None,
-        logit_rows=torch.tensor(cols.logit_rows, dtype=torch.int64, device=device),
+        logit_rows=ints(cols.logit_rows, np.int64),
         spans=_spans(kinds, cu_q),
     )
 

@@ -17,7 +17,11 @@ from pydflash.spec.ddtree import NONE_LEFT, WIDE, Growth, build_tree
 from pydflash.spec.proposal import Proposal
 
 AHEAD = (1, 2, 4, 8, 16)  # nodes by which growth looks over the next edge of the cost
-MEMORY = 0.12  # share of the latest drafted round in the expected gain
+MEMORY = (
+    0.12  # share of the latest drafted round in the expected gain, when a failed one costs DEAR
+)
+PATIENT = 0.01  # least share, when drafting is all but free
+DEAR = 0.4  # plain steps
 TRUTH = 0.03  # least share of the latest drafted round in what expectation got wrong
 PACE = 0.03  # share of the latest round in the running rate
 REACH = 0.06  # share of the latest round in what each depth gave
@@ -158,15 +162,19 @@ class Policy:
         self._drafted += 1
         saved = tokens - steps
         probe = self.gain <= 0.0
-        self._hope += MEMORY * (self._expected - steps - self._hope)
+        memory = min(max(MEMORY * self._stake / DEAR, PATIENT, 1.0 / (self._drafted + 8.0)), MEMORY)
+        self._hope += memory * (self._expected - steps - self._hope)
         share = max(1.0 / (self._drafted + 12.0), TRUTH)
         self._error += share * (tokens - self._expected - self._error)
         credit = saved + self._stake * better
         self._bank = min(max(self._bank + credit, -0.5 * self._stake), 2 * self._stake)
         if saved >= 0.0:
             self._allowance = ALLOWANCE
-        elif probe:
-            self._stake += 0.4 * (min(-saved, DEAREST) - self._stake)
+            return
+        loss = min(-saved, DEAREST)
+        if probe or loss < self._stake:
+            self._stake += 0.4 * (loss - self._stake)
+        if probe:
             self._allowance = max(0.85 * self._allowance, LEAST)
 
     def _useful(self, sequences: int, context: int) -> int:

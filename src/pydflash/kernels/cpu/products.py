@@ -44,7 +44,8 @@ class Products:
 
     def embed(self, weight: Weight, tokens: Tensor) -> Tensor:
         tokens = tokens.to(torch.int32).contiguous()
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < weight.rows:
+        ids = tokens.numpy()
+        if ids.size and not 0 <= ids.min() <= ids.max() < weight.rows:
             raise ValueError(f"embed: token ids must lie in 0..{weight.rows - 1}")
         out = torch.empty((tokens.shape[0], weight.cols))
         self._library.pf_embed(
