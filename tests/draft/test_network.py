@@ -84,7 +84,7 @@ def truth(
         anchor=anchor,
         length=slots if c.from_anchor else slots + 1,
         embd=EMBD,
-        output=tensors.get("output.weight", OUTPUT),
+        output=tensors.get("output.weight", OUTPUT[ids]),
     )
     return logits, hidden, ids
 

@@ -108,6 +108,20 @@ def test_linear_isa_invariance(ops: OpTable, name: str) -> None:
     assert torch.equal(best[1], portable[1])
 
 
+@pytest.mark.parametrize("tokens", [258, 259, 530])
+def test_more_rows_than_share_a_decoded_stretch(ops: OpTable, tokens: int) -> None:
+    """Blocks of 256 rows or a little more, columns that are no multiple of a stretch; plain and gated."""
+    weight = ops.prepare([random_weight("Q5_1", 45, 320), random_weight("Q4_1", 45, 320)])
+    x, norm = torch.randn(tokens, 320), torch.rand(320)
+    full = linear(ops, x, weight)
+    gated = ops.norm_gated(x, norm, 1e-6, weight, "silu", spans_of(tokens))
+    for start in range(0, tokens, 100):
+        part = x[start : start + 100].contiguous()
+        got = ops.norm_gated(part, norm, 1e-6, weight, "silu", spans_of(part.shape[0]))
+        assert torch.equal(linear(ops, part, weight), full[start : start + 100])
+        assert torch.equal(got, gated[start : start + 100])
+
+
 def test_merged_weight_of_mixed_formats_equals_its_parts(ops: OpTable) -> None:
     parts = [
         random_weight("Q4_K", 70, 512),

@@ -31,6 +31,7 @@ from pydflash.state.base import recurrent_specs
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
+from pydflash.text.builtin import builtin_template
 from pydflash.text.template import ChatTemplate
 from pydflash.text.tokenizer import Tokenizer
 from pydflash.text.vocabulary import Vocabulary
@@ -163,12 +164,12 @@ def _drafter_name(drafting: Drafting | None) -> str | None:
 
 
 def build_language(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate]:
-    """The tokenizer and the chat template that a file carries (ChatML when it has none)."""
+    """The tokenizer and the chat template that a file carries (our own when it has none)."""
     vocabulary = Vocabulary(**read_vocabulary(checkpoint.meta))
     tokenizer = Tokenizer(vocabulary)
     source = checkpoint.meta.str("tokenizer.chat_template", default="")
     if not source:
-        return tokenizer, ChatTemplate.chatml()
+        return tokenizer, builtin_template(checkpoint.meta.arch).template
 
     def text(token: int | None) -> str | None:
         return None if token is None else vocabulary.tokens[token]

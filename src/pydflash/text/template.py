@@ -16,12 +16,6 @@ from pydflash.text.sandbox import MAX_CHARS, RefusedError, TemplateEnvironment, 
 
 Message = Mapping[str, Any]
 
-_CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 _PROBE = "PROBE-7F3A"
 _ENVIRONMENT = TemplateEnvironment()
 
@@ -53,11 +47,6 @@ class ChatTemplate:
             raise TemplateError(
                 "the model's chat template is nested too deeply; give another template", param=None
             ) from error
-
-    @classmethod
-    def chatml(cls) -> "ChatTemplate":
-        """The common default for a model that brings no template of its own."""
-        return cls(_CHATML, bos=None, eos=None)
 
     def render(
         self,

@@ -69,6 +69,7 @@ struct Coded : Base {
     I mask = iset((1u << C.bits) - 1);
 #pragma GCC unroll 1
     for (int j = 0; j < C.per - full; j++) {
+      asm("" : "+r"(u));  // reload the words each time: kept in registers, they would all go to the stack and back
       unroll<C.words>([&](auto w) __attribute__((always_inline)) {
         unroll<P>([&](auto p) __attribute__((always_inline)) {
           I x = iand(iload(u + p.value * stride + w.value * 64), mask);
@@ -78,6 +79,7 @@ struct Coded : Base {
       mask = shl<C.bits>(mask);
       for (int p = 0; p < P; p++) d[p] = mul(d[p], vset(1.0f / (1 << C.bits)));
     }
+    asm("" : "+r"(u));
     constexpr int done = (C.per - full) * C.words;
     constexpr float back = pow2(C.bits * (C.per - full));
     for (int p = 0; p < P; p++) d[p] = mul(d[p], vset(back));
