@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from pydflash import catalog
-from pydflash.config import EngineConfig, KvFormat, OpsChoice, RuntimeConfig, SpecConfig, StateConfig
+from pydflash.config import (
+    EngineConfig,
+    KvFormat,
+    OpsChoice,
+    RuntimeConfig,
+    SpecConfig,
+    StateConfig,
+)
 from pydflash.errors import ConfigError
 
 if TYPE_CHECKING:
