@@ -2,10 +2,11 @@
 
 import pytest
 
-from pydflash.bench.pairs import Answered, Drafting, Pair, TaskFigures
+from pydflash.bench.pairs import Answered, Pair, TaskFigures
+from pydflash.spec.stats import DraftStats
 
 
-def answered(steps: int, decode_s: float, drafting: Drafting | None = None) -> Answered:
+def answered(steps: int, decode_s: float, drafting: DraftStats | None = None) -> Answered:
     return Answered(
         tokens=tuple(range(steps + 1)),
         text="",
@@ -18,12 +19,12 @@ def answered(steps: int, decode_s: float, drafting: Drafting | None = None) -> A
 
 def rounds(
     count: int, tokens: int, offered: tuple[int, ...], accepted: tuple[int, ...]
-) -> Drafting:
-    return Drafting(
+) -> DraftStats:
+    return DraftStats(
         rounds=count,
         tokens=tokens,
-        offered=offered,
-        accepted=accepted,
+        offered=list(offered),
+        accepted=list(accepted),
         draft_s=count * 0.01,
         step_s=count * 0.03,
     )
@@ -56,15 +57,15 @@ def test_ratios_are_paired() -> None:
     assert THREE.to_json()["speedup_quartiles"] == [1.5, 3.0]
 
 
-def test_costs_are_pooled() -> None:
+def test_acceptance_is_pooled_and_costs_are_paired() -> None:
     assert THREE.acceptance == 2.0
     assert THREE.by_depth == [1.0, 0.0]
-    assert THREE.step_s == pytest.approx(23 / 160)
+    assert THREE.step_s == pytest.approx(0.2)  # of 0.04, 0.2 and 0.55
     assert THREE.round_s == pytest.approx(0.04)
-    assert THREE.round_cost == pytest.approx(0.04 / (23 / 160))
-    assert THREE.expected == pytest.approx(2.0 * (23 / 160) / 0.04)
-    assert THREE.draft_share == pytest.approx(80 * 0.01 / 15)
-    assert THREE.other_share == pytest.approx(1 - 80 * 0.04 / 15)
+    assert THREE.round_cost == pytest.approx(0.2)  # of 1, 0.2 and 0.073
+    assert THREE.expected == pytest.approx(10.0)  # of 2, 10 and 27.5
+    assert THREE.draft_share == pytest.approx(0.1)  # of 0.25, 0.1 and 0.009
+    assert THREE.other_share == pytest.approx(0.6)  # of 0, 0.6 and 0.96
 
 
 def test_expected_is_observed_when_rounds_are_all_there_is() -> None:
@@ -81,11 +82,16 @@ def test_expected_is_observed_when_rounds_are_all_there_is() -> None:
     assert figures.to_json()["speedup_quartiles"] is None
 
 
-def test_drafting_adds_up_by_depth() -> None:
-    whole = rounds(4, 9, (4, 4, 2), (3, 2, 0)) + rounds(1, 1, (1,), (0,))
-    assert (whole.rounds, whole.tokens) == (5, 10)
-    assert (whole.offered, whole.accepted) == ((5, 4, 2), (3, 2, 0))
-    assert whole.step_s == pytest.approx(0.15)
+def test_rounds_of_different_depth_are_pooled() -> None:
+    def one(drafting: DraftStats) -> Pair:
+        draft = answered(4, 1.0, drafting)
+        return Pair(id="x", prompt_tokens=1, plain=answered(4, 1.0), draft=draft)
+
+    first, second = rounds(4, 9, (4, 4, 2), (3, 2, 0)), rounds(1, 1, (1,), (0,))
+    figures = TaskFigures(task="t", pairs=(one(first), one(second)))
+    assert figures.acceptance == 2.0
+    assert figures.by_depth == [0.6, 0.5, 0.0]
+    assert first.rounds == 4, "what was pooled is untouched"
 
 
 def test_one_token_answers_count_for_exactness_only() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from pydflash.bench import suite as suites
 from pydflash.bench.chart import chart
-from pydflash.bench.pairs import Answered, Drafting
+from pydflash.bench.pairs import Answered
 from pydflash.bench.prompts import Case, Message, PromptSet
 from pydflash.bench.suite import Suite, run_suite
-from pydflash.bench.suite_report import markdown, sentences, table_of, to_json
+from pydflash.bench.suite_report import markdown, sentences, tables, to_json
 from pydflash.errors import ConfigError
 from pydflash.sampling.params import SamplingParams
+from pydflash.spec.stats import DraftStats
 
 PARAMS = SamplingParams(max_tokens=20, seed=0)
 HEAD: dict[str, Any] = {
@@ -49,8 +50,8 @@ class FakeSubject:
         out = [tokens[0] + i for i in range(11)]
         if draft and tokens[0] in self.wrong:
             out[4] += 1
-        drafting = Drafting(
-            rounds=5, tokens=10, offered=(5, 5), accepted=(4, 1), draft_s=0.1, step_s=0.3
+        drafting = DraftStats(
+            rounds=5, tokens=10, offered=[5, 5], accepted=[4, 1], draft_s=0.1, step_s=0.3
         )
         return Answered(
             tokens=tuple(out),
@@ -163,35 +164,38 @@ def run(*, drafts: bool = True, peer: bool = True) -> Suite:
     return run_suite(subject, sets, PARAMS, peer=FakePeer([]) if peer else None)
 
 
-def test_table_has_the_seeds_columns() -> None:
-    columns, rows = table_of(run(), "dflash", "llama.cpp")
-    row = dict(zip(columns, rows[-1], strict=True))
-    assert [r[0] for r in rows] == ["a|b", "c", "all"]
+def test_tables_have_the_seeds_columns_and_what_limits_them() -> None:
+    speed, limits = tables(run(), "dflash", "llama.cpp")
+    assert [r[0] for r in speed.rows] == [r[0] for r in limits.rows] == ["a|b", "c", "all"]
+    row = dict(zip(speed.columns, speed.rows[-1], strict=True))
     assert row["AR tok/s"] == "10.0"
     assert row["dflash tok/s"] == "20.0"
     assert row["acceptance length"] == "2.00"
     assert row["speedup"] == "2.00x"
+    assert (row["llama.cpp tok/s"], row["over llama.cpp"]) == ("3.3", "6.00x")
+    row = dict(zip(limits.columns, limits.rows[-1], strict=True))
     assert row["expected"] == "2.50x"  # 2 tokens a round of 0.08 s, a step of 0.1 s
     assert row["round / step"] == "0.80"
     assert (row["draft share"], row["other share"]) == ("20%", "20%")
-    assert (row["llama.cpp tok/s"], row["over llama.cpp"]) == ("3.3", "6.00x")
 
 
 def test_without_a_drafter_only_plain_figures_stand() -> None:
     found = run(drafts=False, peer=False)
-    columns, rows = table_of(found, "dflash", None)
-    assert columns == ["task", "prompts", "AR tok/s"]
-    assert rows[0] == ["a|b", "2", "10.0"]
+    (speed,) = tables(found, "dflash", None)
+    assert speed.columns == ["task", "n", "AR tok/s"]
+    assert speed.rows[0] == ["a|b", "2", "10.0"]
     assert sentences(found) == ["No drafter is loaded: plain decoding only."]
 
 
-def test_markdown_is_one_table() -> None:
+def test_markdown_has_straight_tables() -> None:
     text = markdown(run(), "dflash", "llama.cpp", HEAD)
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-    assert lines[2].startswith("| a\\|b | 2 |")
-    assert "All 3 answers have the same tokens with and without drafts." in text
-    assert "Accepted by depth, c: 80% 20%" in text
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert [len(block) for block in blocks] == [5, 5]
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
+        assert block[2].startswith("| a\\|b | 2")
+    assert "- All 3 answers have the same tokens with and without drafts." in text
+    assert "- Accepted by depth, c: 80% 20%" in text
 
 
 def test_chart_is_well_formed_and_labelled() -> None:

@@ -2,11 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from pydflash.bench.pairs import Answered
+from pydflash.bench.subject import Local
 from pydflash.cli.main import main
 
 WORKER = """#!{python}
@@ -20,7 +24,7 @@ for line in sys.stdin:
         told = {{"tokens": [1] * asked["count"], "prefill_s": 1.0, "decode_s": 100.0 * asked["count"]}}
     print(json.dumps({{"ok": True, **told}}), flush=True)
 """
-TINY = ["--threads", "1", "--ops", "ref", "--max-ctx", "128", "--max-tokens", "4", "--ignore-eos"]
+TINY = ["--threads", "1", "--ops", "ref", "--max-ctx", "128", "--ignore-eos"]
 
 
 @pytest.fixture
@@ -38,6 +42,7 @@ def test_suite_measures_plain_decoding_and_a_peer(
     python.chmod(0o755)
     out, table, chart = (tmp_path / name for name in ("s.json", "s.md", "s.svg"))
     words = ["bench", "suite", str(tiny_llama), "--tasks", f"{mine}", "--limit", "2", *TINY]
+    words += ["--max-tokens", "4"]
     words += ["--json", str(out), "--markdown", str(table), "--svg", str(chart)]
     assert main([*words, "--vs", "llama.cpp", "--peer-python", str(python)]) == 0
     told = json.loads(out.read_text())
@@ -52,6 +57,62 @@ def test_suite_measures_plain_decoding_and_a_peer(
     said = capsys.readouterr()
     assert "mine 2 of 2" in said.err
     assert "llama.cpp" in said.out
+
+
+def test_suite_compares_drafts_token_by_token(
+    tiny_llama: Path, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "s.json"
+    words = ["bench", "suite", str(tiny_llama), "--tasks", str(mine), *TINY, "--json", str(out)]
+    words += ["--draft", "lookup", "--ddtree-budget", "6", "--max-tokens", "24"]
+    assert main(words) == 0
+    told = json.loads(out.read_text())
+    assert (told["identical"], told["drafter"]) == (True, "lookup")
+    assert told["all"]["rounds"] > 0
+    assert told["all"]["acceptance_length"] >= 1.0
+    assert told["all"]["expected_speedup"] > 0
+    assert all(p["draft"]["rounds"] <= 24 for p in told["prompts"])
+
+    honest = Local.answer
+
+    def lying(self: Local, tokens: Any, params: Any, *, draft: bool) -> Answered:
+        found = honest(self, tokens, params, draft=draft)
+        return replace(found, tokens=(*found.tokens[:5], 0)) if draft else found
+
+    monkeypatch.setattr(Local, "answer", lying)
+    assert main(words) == 1
+    told = json.loads(out.read_text())
+    assert told["identical"] is False
+    assert [p["differs_at"] for p in told["prompts"]] == [5, 5, 5]
+
+
+def test_trace_covers_the_answer(tiny_llama: Path, tmp_path: Path) -> None:
+    html, data = tmp_path / "t.html", tmp_path / "t.json"
+    words = ["trace", str(tiny_llama), "ababababab", *TINY, "--max-tokens", "30"]
+    words += ["--draft", "lookup", "--ddtree-budget", "6", "--html", str(html), "--json", str(data)]
+    assert main(words) == 0
+    told = json.loads(data.read_text())
+    assert len(told["tokens"]) == len(told["target_logp"]) == 30
+    at = told["rounds"][0]["position"]
+    drawn: list[int] = []
+    for r in told["rounds"]:
+        assert r["position"] == at + len(drawn)
+        drawn += [*(r["tokens"][node] for node in r["path"][1:]), r["drawn"]]
+    assert drawn == [t["token"] for t in told["tokens"][1:]]
+    assert any(len(r["tokens"]) > 1 for r in told["rounds"])
+    # The page closes every element; its first line is no XML.
+    root = ElementTree.fromstring(html.read_text().split("\n", 1)[1])
+    assert len([e for e in root.iter() if str(e.get("id")).startswith("round-")]) == len(
+        told["rounds"]
+    )
+
+
+def test_trace_without_drafts_is_refused(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["trace", str(tiny_llama), "Hi", *TINY, "--html", str(tmp_path / "t.html")]
+    assert main([*words, "--no-speculation"]) == 2
+    assert "--no-speculation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -75,6 +136,7 @@ def test_suite_names_a_file_it_cannot_write(
     tiny_llama: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["bench", "suite", str(tiny_llama), "--tasks", str(mine), "--limit", "1", *TINY]
+    words += ["--max-tokens", "4"]
     assert main([*words, "--svg", str(tmp_path / "none" / "x.svg")]) == 2
     assert "--svg" in capsys.readouterr().err
 

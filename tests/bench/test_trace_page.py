@@ -145,7 +145,8 @@ def test_page_tells_costs_and_probabilities() -> None:
     # Six tokens in three rounds; 8 ms in all, a quarter of it drafting.
     assert "2.00 tokens a round, 3.7 nodes a tree, 2.67 ms a round, 25% of it drafting." in written
     assert "Drafting 1.00 ms, step 3.00 ms for 8 rows: 1.33 ms a token." in written
-    assert "2 of 4 drafts accepted" in written
+    assert "2 of 4 drafts accepted, 3 tokens" in written
+    assert "1 of 1 draft accepted, 2 tokens" in written
     assert "<q> sky</q> 75%" in written
     assert "✓ 50%" in written
     assert "&lt;0.1%" in written

@@ -15,6 +15,7 @@ from pydflash.config import EngineConfig
 from pydflash.errors import ContextLengthError
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.events import Event, Finished, TextDelta, Timings, TokenLogprob, Usage
+from pydflash.spec.stats import DraftStats
 
 TIMINGS = Timings(prefill_s=0.5, decode_s=1.0, prefill_tps=24.0, decode_tps=3.0, first_token_s=0.25)
 
@@ -45,6 +46,7 @@ class FakeLLM:
         self.log: list[tuple[str, Any]] = []
         self.params: SamplingParams | None = None
         self.engine: EngineConfig | None = None
+        self.draft: DraftStats | None = None
 
     def __enter__(self) -> "FakeLLM":
         return self
@@ -67,7 +69,7 @@ class FakeLLM:
                 logprobs = (TokenLogprob(token=done, logprob=-0.5, top=((done, -0.5),)),)
                 yield TextDelta(text=piece, tokens=(done,), logprobs=logprobs)
             usage = Usage(prompt_tokens=12, completion_tokens=done, cached_tokens=4)
-            yield Finished(reason="stop", usage=usage, timings=TIMINGS, seed=7)
+            yield Finished(reason="stop", usage=usage, timings=TIMINGS, seed=7, draft=self.draft)
         except GeneratorExit:
             self.log.append(("abort", None))
 
@@ -106,6 +108,18 @@ def test_run_streams_and_closes_with_figures(
     assert captured.err == f"weights 94 MB\nstate 12 MB\n{FIGURES}\n"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert llm.log == [("open", "m.gguf"), ("ask", messages), ("close", None)]
+
+
+def test_run_tells_how_drafts_fared(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.draft = DraftStats(rounds=4, tokens=10, nodes=12, accepted_nodes=6)
+    llm.draft.offered, llm.draft.accepted = [4, 4, 2], [3, 2, 1]
+    assert main(["run", "m.gguf", "Hi"]) == 0
+    assert capsys.readouterr().err.endswith(f"{FIGURES} · {llm.draft.line()}\n")
+    assert main(["run", "m.gguf", "Hi", "--stats"]) == 0
+    assert capsys.readouterr().err.endswith("accepted by depth: 1 75%, 2 50%, 3 50%\n")
+    assert main(["run", "m.gguf", "Hi", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["draft"]["rounds"], told["draft"]["accepted"]) == (4, [3, 2, 1])
 
 
 def test_run_quiet_prints_the_answer_only(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:

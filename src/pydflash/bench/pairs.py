@@ -1,7 +1,7 @@
 """Pairs: the same prompt answered plainly, with drafts and by a peer, and what many pairs say together.
 
-Speeds are medians over prompts, and ratios are medians of each prompt's own ratio: both sides of a ratio
-then saw the same text and the same mood of the machine. Costs and acceptance are pooled, sums over sums.
+Times are medians over prompts, and ratios are medians of each prompt's own ratio: both sides of a ratio
+then saw the same text and the same mood of the machine. Acceptance has no moods: its counts are pooled.
 """
 
 import statistics
@@ -10,35 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
-    """What the rounds of one answer were like. `offered` and `accepted` count rounds by depth, from 1 on.
-
-    `offered[d]`: the round's tree reached that depth; `accepted[d]`: so did its accepted path. `tokens` are
-    those that rounds gave, each round's own draw included; seconds are of all rounds together.
-    """
-
-    rounds: int
-    tokens: int
-    offered: tuple[int, ...]
-    accepted: tuple[int, ...]
-    draft_s: float
-    step_s: float
-
-    def __add__(self, other: "Drafting") -> "Drafting":
-        return Drafting(
-            rounds=self.rounds + other.rounds,
-            tokens=self.tokens + other.tokens,
-            offered=_sums(self.offered, other.offered),
-            accepted=_sums(self.accepted, other.accepted),
-            draft_s=self.draft_s + other.draft_s,
-            step_s=self.step_s + other.step_s,
-        )
-
-    @classmethod
-    def none(cls) -> "Drafting":
-        return cls(rounds=0, tokens=0, offered=(), accepted=(), draft_s=0.0, step_s=0.0)
+from pydflash.spec.stats import DraftStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +25,7 @@ class Answered:
     steps: int
     prefill_s: float
     decode_s: float
-    drafting: Drafting | None = None
+    drafting: DraftStats | None = None
 
     def to_json(self) -> dict[str, float]:
         return {"prefill_s": round(self.prefill_s, 6), "decode_s": round(self.decode_s, 6)}
@@ -68,6 +40,11 @@ class Pair:
     plain: Answered
     draft: Answered | None = None
     peer: Answered | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a plain step."""
+        return self.plain.decode_s / self.plain.steps
 
     @property
     def differs_at(self) -> int | None:
@@ -135,48 +112,47 @@ class TaskFigures:
         return _median(self._ratios(lambda pair: pair.peer, lambda pair: pair.plain))
 
     @property
-    def drafting(self) -> Drafting | None:
-        found = [p.draft.drafting for p in self._long() if p.draft and p.draft.drafting]
-        pooled = sum(found, Drafting.none())
+    def drafting(self) -> DraftStats | None:
+        """All rounds together."""
+        pooled = DraftStats()
+        for _, drafting in self._drafted():
+            pooled.merge(drafting)
         return pooled if pooled.rounds else None
 
     @property
     def acceptance(self) -> float | None:
         """Tokens a round, the round's own draw included: 1 is plain decoding."""
         drafting = self.drafting
-        return drafting.tokens / drafting.rounds if drafting else None
+        return drafting.acceptance_length if drafting else None
 
     @property
     def by_depth(self) -> list[float]:
         """Of the rounds that offered a node at depth 1, 2, ...: the share that accepted one."""
         drafting = self.drafting
-        if drafting is None:
-            return []
-        return [
-            a / o for a, o in zip_longest(drafting.accepted, drafting.offered, fillvalue=0) if o
-        ]
+        return drafting.depth_rates if drafting else []
 
     @property
     def step_s(self) -> float | None:
         """Seconds of a plain step, everything in it."""
-        steps = sum(pair.plain.steps for pair in self._long())
-        return sum(pair.plain.decode_s for pair in self._long()) / steps if steps else None
+        return _median(pair.step_s for pair in self._long())
 
     @property
     def round_s(self) -> float | None:
         """Seconds of a round: drafting, and the step that verifies."""
-        drafting = self.drafting
-        return (drafting.draft_s + drafting.step_s) / drafting.rounds if drafting else None
+        return _median(_round_s(drafting) for _, drafting in self._drafted())
 
     @property
     def round_cost(self) -> float | None:
         """A round in plain steps."""
-        return _quotient(self.round_s, self.step_s)
+        return _median(_round_s(drafting) / pair.step_s for pair, drafting in self._drafted())
 
     @property
     def expected(self) -> float | None:
         """The speedup that acceptance and round cost promise; what is observed below it, nothing explains."""
-        return _quotient(self.acceptance, self.round_cost)
+        return _median(
+            drafting.acceptance_length * pair.step_s / _round_s(drafting)
+            for pair, drafting in self._drafted()
+        )
 
     @property
     def draft_share(self) -> float | None:
@@ -215,6 +191,8 @@ class TaskFigures:
             "acceptance_length": self.acceptance,
             "acceptance_by_depth": self.by_depth,
             "rounds": drafting.rounds if drafting else None,
+            "plain_rounds": drafting.plain_rounds if drafting else None,
+            "nodes_a_round": drafting.nodes / drafting.rounds if drafting else None,
             "step_s": self.step_s,
             "round_s": self.round_s,
             "round_cost": self.round_cost,
@@ -224,7 +202,14 @@ class TaskFigures:
         }
 
     def _long(self) -> Iterator[Pair]:
-        return (pair for pair in self.pairs if pair.plain.steps > 0)
+        return (pair for pair in self.pairs if pair.plain.steps > 0 and pair.plain.decode_s > 0)
+
+    def _drafted(self) -> Iterator[tuple[Pair, DraftStats]]:
+        """Pairs with rounds whose time is known, and those rounds."""
+        for pair in self._long():
+            drafting = pair.draft.drafting if pair.draft is not None else None
+            if drafting is not None and drafting.rounds and _round_s(drafting) > 0:
+                yield pair, drafting
 
     def _rate(self, side: Callable[[Pair], Answered | None]) -> float | None:
         found = (side(pair) for pair in self._long())
@@ -236,14 +221,16 @@ class TaskFigures:
         both = ((slow(pair), fast(pair)) for pair in self._long())
         return [a.decode_s / b.decode_s for a, b in both if a and b and b.decode_s > 0]
 
-    def _share(self, part: Callable[[Drafting], float]) -> float | None:
-        drafting = self.drafting
-        whole = sum(p.draft.decode_s for p in self._long() if p.draft and p.draft.drafting)
-        return part(drafting) / whole if drafting and whole else None
+    def _share(self, part: Callable[[DraftStats], float]) -> float | None:
+        return _median(
+            part(drafting) / pair.draft.decode_s
+            for pair, drafting in self._drafted()
+            if pair.draft is not None and pair.draft.decode_s > 0
+        )
 
 
-def _sums(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
+def _round_s(drafting: DraftStats) -> float:
+    return (drafting.draft_s + drafting.step_s) / drafting.rounds
 
 
 def _median(values: Iterable[float]) -> float | None:
@@ -256,7 +243,3 @@ def _quartiles(values: list[float]) -> list[float] | None:
         return None
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return [first, third]
-
-
-def _quotient(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None

@@ -125,7 +125,8 @@ def _main(model: str, threads: str, max_ctx: str, ops: str) -> None:
     base = EngineConfig()
     runtime = replace(base.runtime, threads=int(threads), ops=cast("OpsChoice", ops))
     state = replace(base.state, max_ctx=int(max_ctx))
-    _answer(Path(model), replace(base, runtime=runtime, state=state))
+    spec = replace(base.spec, no_speculation=True)
+    _answer(Path(model), replace(base, runtime=runtime, state=state, spec=spec))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A suite's figures for people: one table for terminal and Markdown, and the sentences below it."""
+"""A suite's figures for people: the tables of terminal and Markdown, and the sentences below them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydflash.bench.pairs import TaskFigures
@@ -20,23 +21,43 @@ def to_json(suite: Suite) -> dict[str, Any]:
     }
 
 
-def table_of(suite: Suite, drafter: str, peer: str | None) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: the seeds' table, then what limits it; columns nobody measured are left out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Words and figures, ready to print."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def tables(suite: Suite, drafter: str, peer: str | None) -> list[Table]:
+    """The seeds' table, then what limits it. Columns nobody measured are left out."""
     figures = [*suite.tasks, suite.whole] if len(suite.tasks) > 1 else list(suite.tasks)
-    columns = ["task", "prompts", "AR tok/s"]
+    columns = ["task", "n", "AR tok/s"]
     rows = [[f.task, str(len(f.pairs)), _number(f.plain_tok_s, 1)] for f in figures]
     if suite.identical is not None:
         columns += [f"{drafter} tok/s", "acceptance length", "speedup"]
-        columns += ["expected", "round / step", "draft share", "other share"]
         for row, f in zip(rows, figures, strict=True):
             row += [_number(f.draft_tok_s, 1), _number(f.acceptance, 2), _times(f.speedup)]
-            row += [_times(f.expected), _number(f.round_cost, 2)]
-            row += [_percent(f.draft_share), _percent(f.other_share)]
     if peer is not None:
         columns += [f"{peer} tok/s", f"over {peer}"]
         for row, f in zip(rows, figures, strict=True):
             row += [_number(f.peer_tok_s, 1), _times(f.over_peer)]
-    return columns, rows
+    out = [Table(title="Speed, medians over prompts", columns=columns, rows=rows)]
+    if suite.identical is not None:
+        out.append(_limits(figures))
+    return out
+
+
+def _limits(figures: Sequence[TaskFigures]) -> Table:
+    columns = ["task", "speedup", "expected", "round / step", "nodes", "draft share", "other share"]
+    rows = []
+    for f in figures:
+        drafting = f.drafting
+        nodes = drafting.nodes / drafting.rounds if drafting else None
+        row = [f.task, _times(f.speedup), _times(f.expected), _number(f.round_cost, 2)]
+        rows.append([*row, _number(nodes, 1), _percent(f.draft_share), _percent(f.other_share)])
+    return Table(title="What limits it", columns=columns, rows=rows)
 
 
 def sentences(suite: Suite) -> list[str]:
@@ -68,19 +89,17 @@ def mismatch(suite: Suite) -> str:
 
 
 def markdown(suite: Suite, drafter: str, peer: str | None, head: dict[str, Any]) -> str:
-    """A section to paste: on what, the table, the sentences."""
-    columns, rows = table_of(suite, drafter, peer)
+    """A section to paste: on what, the tables, the sentences."""
     lines = [
         f"{head['model']['file']} on {head['cpu']}, {head['threads']} threads, {head['date']}, "
         f"commit {(head['commit'] or 'unknown')[:12]}. Medians over prompts; ratios are paired.",
         "",
-        _line(columns),
-        _line(["---", *["---:"] * (len(columns) - 1)]),
-        *(_line(row) for row in rows),
-        "",
-        *sentences(suite),
     ]
-    return "\n".join(lines) + "\n"
+    for table in tables(suite, drafter, peer):
+        ruler = ["---", *["---:"] * (len(table.columns) - 1)]
+        lines += [_line(cells) for cells in (table.columns, ruler, *table.rows)]
+        lines.append("")
+    return "\n".join([*lines, *(f"- {said}" for said in sentences(suite))]) + "\n"
 
 
 def progress_line(done: TaskFigures, total: int) -> str:

@@ -84,6 +84,8 @@ its parent.</p>
 <h2 id="answer">Answer</h2>
 <p class="answer">{_answer(trace, text)}</p>
 <h2>Rounds</h2>
+<p class="dim">A bar is a round's time: <span class="cost key"><i class="d"></i></span> drafting,
+<span class="cost key"><i class="s"></i></span> the step that verifies.</p>
 <main>
 {rounds}
 </main>
@@ -113,33 +115,35 @@ def _answer(trace: Trace, text: Text) -> str:
     for i, r in enumerate(trace.rounds, start=1):
         if r.position >= at:  # what no round gave: the first token
             known = trace.tokens[at - trace.start : r.position + 1 - trace.start]
-            parts.append(f"<span>{escape(_join(known, text))}</span>")
+            parts.append(f"<span>{escape(_broken(known, text))}</span>")
         at = r.position + 1 + len(r.gained)
-        title = f"round {i}: {len(r.gained)} tokens"
+        title = f"round {i}: {_count(len(r.gained), 'token')}"
         parts.append(
             f'<a href="#round-{i}" title="{title}" class="from{i % 2}">'
-            f"{escape(_join(r.gained, text))}</a>"
+            f"{escape(_broken(r.gained, text))}</a>"
         )
     rest = trace.tokens[max(at - trace.start, 0) :]
     if rest:
-        parts.append(f"<span>{escape(_join(rest, text))}</span>")
+        parts.append(f"<span>{escape(_broken(rest, text))}</span>")
     return "".join(parts)
 
 
 def _round(number: int, r: RoundTrace, trace: Trace, text: Text, longest: float) -> str:
     gained = _join(r.gained, text)
-    accepted = len(r.path) - 1
+    drafts = len(r.tokens) - 1
+    fared = f"{len(r.path) - 1} of {_count(drafts, 'draft')} accepted" if drafts else "no drafts"
     cost = r.draft_s + r.step_s
     widths = [part / longest * 100 if longest else 0.0 for part in (r.draft_s, r.step_s)]
     unfolded = ' open="open"' if number == 1 else ""
     return (
         f'<details class="round" id="round-{number}"{unfolded}>'
-        f"<summary><b>{number}</b> <span>{accepted} of {len(r.tokens) - 1} drafts accepted, "
-        f"{len(r.gained)} tokens: <q>{escape(gained)}</q></span>"
+        f"<summary><b>{number}</b> <span>{fared}, "
+        f"{_count(len(r.gained), 'token')}: <q>{escape(gained)}</q></span>"
         f'<span class="cost" aria-hidden="true"><i class="d" style="width:{widths[0]:.1f}%"></i>'
         f'<i class="s" style="width:{widths[1]:.1f}%"></i></span></summary>'
         f"<p>Position {r.position}. Drafting {r.draft_s * 1e3:.2f} ms, step {r.step_s * 1e3:.2f} ms "
-        f"for {r.rows} rows: {cost / len(r.gained) * 1e3:.2f} ms a token.{_target(r, trace, text)}</p>"
+        f"for {_count(r.rows, 'row')}: {cost / len(r.gained) * 1e3:.2f} ms a token."
+        f"{_target(r, trace, text)}</p>"
         f'<div class="scroll" tabindex="0" role="group" aria-label={quoteattr(f"tree of round {number}")}>'
         f"{tree(r, text)}</div></details>"
     )
@@ -160,6 +164,15 @@ def _target(r: RoundTrace, trace: Trace, text: Text) -> str:
 
 def _join(tokens: Sequence[int], text: Text) -> str:
     return shown(text(tokens))
+
+
+def _broken(tokens: Sequence[int], text: Text) -> str:
+    """Text whose line ends are seen and break the line, too."""
+    return _join(tokens, text).replace("↵", "↵\n")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 _STYLE = """
@@ -184,6 +197,7 @@ kbd { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3em }
 summary { cursor: pointer; overflow-wrap: anywhere }
 .cost { display: flex; height: 5px; margin-top: .2rem }
 .cost .d { background: var(--draft) } .cost .s { background: var(--dim) }
+.key { display: inline-flex; width: 1.5em } .key i { width: 100% }
 .scroll { overflow-x: auto }
 svg text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink) }
 svg .p { fill: var(--dim) }

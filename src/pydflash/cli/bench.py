@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from pydflash import catalog
-from pydflash.config import EngineConfig, KvFormat, OpsChoice, RuntimeConfig, StateConfig
+from pydflash.config import (
+    EngineConfig,
+    KvFormat,
+    OpsChoice,
+    RuntimeConfig,
+    SpecConfig,
+    StateConfig,
+)
 from pydflash.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,6 +164,7 @@ def _rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsChoic
         EngineConfig(),
         runtime=RuntimeConfig(threads=threads, ops=ops),
         state=StateConfig(cache_type_k=cache_type, cache_type_v=cache_type, max_ctx=ctx),
+        spec=SpecConfig(no_speculation=True),  # what drafts are worth is for `bench suite`
     )
     return Rig(path, config)
 

@@ -17,6 +17,7 @@ from pydflash.cli.sampling import SamplingFlags
 from pydflash.config import EngineConfig
 from pydflash.errors import CatalogError, ConfigError
 from pydflash.service.events import Event, Finished, TextDelta, TokenLogprob
+from pydflash.spec.stats import DraftStats
 
 if TYPE_CHECKING:
     from pydflash.service.llm import LLM
@@ -45,6 +46,9 @@ def run(
     ] = False,
     pull: PullFlag = False,
     quiet: QuietFlag = False,
+    stats: Annotated[
+        bool, Parameter(help="say how drafts fared at each depth, too", negative="")
+    ] = False,
     as_json: Annotated[
         bool, Parameter(name="--json", help="print one JSON object at the end", negative="")
     ] = False,
@@ -74,6 +78,8 @@ def run(
         finished = show(events)
         if finished is not None and not quiet:
             print(figures(finished), file=sys.stderr)
+            if stats and finished.draft is not None:
+                print(depths(finished.draft), file=sys.stderr)
 
 
 def open_llm(path: Path, engine: EngineConfig) -> "LLM":
@@ -135,6 +141,8 @@ def collect(events: Iterator[Event]) -> dict[str, Any]:
                     "usage": asdict(event.usage),
                     "timings": asdict(event.timings),
                 }
+                if event.draft is not None:
+                    result["draft"] = asdict(event.draft)
                 tokens = list(event.tokens) or tokens
     result = {"text": "".join(text), "tokens": tokens} | result
     if logprobs:
@@ -143,14 +151,21 @@ def collect(events: Iterator[Event]) -> dict[str, Any]:
 
 
 def figures(finished: Finished) -> str:
-    """The closing line: counts, rates and the wait for the first token."""
+    """The closing line: counts, rates, the wait for the first token; with drafts, how they fared."""
     usage, timings = finished.usage, finished.timings
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    draft = f" · {finished.draft.line()}" if finished.draft is not None else ""
     return (
         f"prompt {usage.prompt_tokens} tokens{cached}, {timings.prefill_tps:.1f} tok/s · "
         f"decode {usage.completion_tokens} tokens, {timings.decode_tps:.1f} tok/s · "
-        f"first token {timings.first_token_s:.2f} s"
+        f"first token {timings.first_token_s:.2f} s{draft}"
     )
+
+
+def depths(draft: DraftStats) -> str:
+    """Of the rounds that drafted to each depth, the share that accepted a token there."""
+    rates = ", ".join(f"{d} {rate:.0%}" for d, rate in enumerate(draft.depth_rates, start=1))
+    return f"accepted by depth: {rates or 'nothing was drafted'}"
 
 
 def show_plan(llm: "LLM") -> None:

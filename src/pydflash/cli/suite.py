@@ -134,8 +134,8 @@ def _save(
 
     drafter = head["drafter"] or "draft"
     peer = "llama.cpp" if "peer" in head else None
-    columns, rows = suite_report.table_of(found, drafter, peer)
-    Console().print(table("plain decoding and drafts, medians over prompts", columns, rows))
+    for made in suite_report.tables(found, drafter, peer):
+        Console().print(table(made.title, made.columns, made.rows))
     for sentence in suite_report.sentences(found):
         print(sentence)
     body = head | suite_report.to_json(found)

@@ -52,7 +52,7 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
     sizes = [total, total, total, count, count, count, count * pages, len(tokens)]
     cuts = ints.split_with_sizes(sizes)
     return StepBatch(
-        tokens=cuts[7],
+        tokens=cuts[7] if tokens else cuts[0],  # of stores nobody looks, but they are counted
         positions=cuts[0],
         write_slots=cuts[1],
         row_of=cuts[2],

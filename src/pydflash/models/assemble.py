@@ -1,5 +1,6 @@
 """Put a decoder together: embedding and head around an architecture's blocks, every tensor accounted for."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from pydflash.models.base import Block, Decoder
@@ -8,10 +9,12 @@ from pydflash.state.base import StateSpec
 
 
 class Sizes(Protocol):
-    """What every decoder's config says of its ends."""
+    """What every decoder's config says of itself."""
 
     @property
     def arch(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
     @property
     def vocab(self) -> int: ...
     @property
@@ -22,12 +25,19 @@ class Sizes(Protocol):
     def state_specs(self) -> list[StateSpec]: ...
 
 
-def assemble(bind: Binder, sizes: Sizes, blocks: list[Block], max_positions: int) -> Decoder:
-    """Bind the embedding, the last norm and the head (the embedding again where the file has none)."""
+def assemble(
+    bind: Binder, sizes: Sizes, block: Callable[[int], Block], max_positions: int
+) -> Decoder:
+    """Bind the ends, then `block` of every layer. Without a head in the file the embedding serves again.
+
+    The ends come first: while a matrix is repacked, its bytes in the file are in memory beside it, and
+    these are the largest.
+    """
     token_embd = bind.weight({"token_embd.weight": sizes.vocab}, sizes.hidden)
     output_norm = bind.vector("output_norm.weight", sizes.hidden)
     tied = not bind.has("output.weight")
     output = token_embd if tied else bind.weight({"output.weight": sizes.vocab}, sizes.hidden)
+    blocks = [block(layer) for layer in range(sizes.layers)]
     bind.finish()
     return Decoder(
         arch=sizes.arch,

@@ -136,8 +136,8 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
         bind.ops.require("moe")
     factors = bind.vector_or_none("rope_freqs.weight", c.rope.dims // 2)
     rope = rope_table(c.rope, max_positions, factors, bind.ops.device)
-    blocks: list[Block] = []
-    for layer in range(c.layers):
+
+    def block(layer: int) -> Block:
         at = f"blk.{layer}.attn_"
         args = AttnArgs(
             heads=c.heads,
@@ -149,8 +149,9 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
             k_norm=bind.vector(at + "k_norm.weight", c.head_dim) if c.qk_norm else None,
             eps=c.eps,
         )
-        blocks.append(AttentionBlock(bind, c, layer, args))
-    return assemble(bind, c, blocks, max_positions)
+        return AttentionBlock(bind, c, layer, args)
+
+    return assemble(bind, c, block, max_positions)
 
 
 def _rope(meta: Meta, head_dim: int, interleaved: bool) -> RopeSpec:

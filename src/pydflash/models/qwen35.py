@@ -239,13 +239,13 @@ def load(bind: Binder, config: Config, max_positions: int) -> Decoder:
         if layer_of(name) >= c.layers:
             bind.ignore([name])
     rope = rope_table(c.rope, max_positions, None, bind.ops.device)
-    blocks: list[Block] = [
-        AttentionBlock(bind, c, layer, rope)
-        if c.is_attention(layer)
-        else DeltaBlock(bind, c, layer)
-        for layer in range(c.layers)
-    ]
-    return assemble(bind, c, blocks, max_positions)
+
+    def block(layer: int) -> Block:
+        if c.is_attention(layer):
+            return AttentionBlock(bind, c, layer, rope)
+        return DeltaBlock(bind, c, layer)
+
+    return assemble(bind, c, block, max_positions)
 
 
 def _feed_forward(bind: Binder, c: Config, at: str) -> FeedForward:

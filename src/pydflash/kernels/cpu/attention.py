@@ -153,7 +153,7 @@ def _batch_record(batch: StepBatch) -> tuple[int, object]:
         cu_q=ctypes.addressof(cu_q),
         kinds=ctypes.addressof(kinds),
         first=_pointer(batch.first, "first", torch.int32),
-        tokens=batch.tokens.shape[0],
+        tokens=batch.positions.shape[0],  # a drafter stores features, which have no tokens
         rows=len(batch.kinds),
         pages_per_row=batch.page_table.shape[1],
         ancestor_cols=0 if batch.ancestors is None else batch.ancestors.shape[1],
