@@ -3,7 +3,8 @@
 Parameters carry the canonical names of `draft.config` and are f32; products are in `dtype`. Embedding and
 head are the target's, frozen and outside the parameters. Invariant: a block at anchor t attends to context
 positions strictly before t and to its own slots, to nothing else.
-Letters: R documents, T their width, N anchors, B slots of a block, E hidden, H heads, G kv heads, D head size.
+Letters: R documents, T their width, N anchors, B slots of a block, E hidden, H heads, G kv heads,
+D head size.
 """
 
 from collections.abc import Mapping
@@ -226,9 +227,7 @@ def load_weights(net: DraftNet, tensors: Mapping[str, Tensor]) -> None:
             net.weight(name).copy_(value)
 
 
-def _start(
-    name: str, shape: tuple[int, ...], config: DraftConfig, rng: torch.Generator
-) -> Tensor:
+def _start(name: str, shape: tuple[int, ...], config: DraftConfig, rng: torch.Generator) -> Tensor:
     if len(shape) == 1:
         return torch.ones(shape)
     if name.endswith("succ_cb"):
