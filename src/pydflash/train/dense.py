@@ -130,7 +130,8 @@ class DenseTarget:
         c = self.config
         qkv = F.linear(self._norm(x, layer.attn_norm), layer.qkv, layer.bias)
         qkv = qkv.view(*qkv.shape[:-1], -1, c.head_dim).transpose(1, 2)  # [R, H + 2 G, T, D]
-        q, k, v = qkv.split((c.heads, c.kv_heads, c.kv_heads), 1)
+        keys = c.heads + c.kv_heads
+        q, k, v = qkv[:, : c.heads], qkv[:, c.heads : keys], qkv[:, keys:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         if cos.ndim == 3:

@@ -34,7 +34,6 @@ from pydflash.train.trainer import Trainer
 from pydflash.train.warm import warm_start
 
 Tell = Callable[[str, float, str], None]  # stage, share done (0 to 1), a few words
-_CONTROL = 3  # token type of specials in GGUF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ def run(job: Job, tell: Tell = lambda stage, share, words: None) -> Result:
     stop = stop_tokens(job.target, sorted(language.tokenizer.eog))
     documents = _documents(job, target, language, stop, tell)
     card = target_card(checkpoint, language.template.source, target.shape.layers)
-    trainer = build_trainer(job, target, documents, mask_token(checkpoint, language), card)
+    trainer = build_trainer(job, target, documents, mask_token(language), card)
     if job.resume and keep.exists():
         trainer.resume(keep)
     before = trainer.measure() if trainer.step == 0 else trainer.history.acceptance[0][1]
@@ -112,17 +111,15 @@ def open_target(path: Path, checkpoint: Checkpoint, device: torch.device) -> Tar
     return EngineTarget(path, EngineConfig())
 
 
-def mask_token(checkpoint: Checkpoint, language: Language) -> int:
+def mask_token(language: Language) -> int:
     """The last special token that no text or turn uses: a drafter's mask needs an embedding, no meaning."""
-    types = checkpoint.meta.get("tokenizer.ggml.token_type", default=None)
     tokenizer, source = language.tokenizer, language.template.source
     used = {*tokenizer.eog, tokenizer.bos, tokenizer.eos}
     for token in range(tokenizer.vocab_size - 1, -1, -1):
-        special = tokenizer.is_special(token) if types is None else types[token] == _CONTROL
-        if special and token not in used and tokenizer.token_text(token) not in source:
+        free = tokenizer.is_special(token) and token not in used
+        if free and tokenizer.token_text(token) not in source:
             return token
-    # None is free: the end of text never stands inside a block's future, so it can serve.
-    return min(tokenizer.eog)
+    return min(tokenizer.eog)  # it stands in prompts, but behind an anchor it means nothing
 
 
 def build_trainer(

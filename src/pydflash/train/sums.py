@@ -3,8 +3,42 @@
 import random
 from collections.abc import Callable, Iterator
 
-_NAMES = ["Ana", "Ben", "Carla", "Daniel", "Elif", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kim", "Leo", "Mia", "Noah", "Olga", "Pavel", "Rosa", "Sam", "Tara"]
-_THINGS = ["apples", "books", "pencils", "cookies", "marbles", "stickers", "tickets", "flowers", "eggs", "coins", "cups", "oranges", "cards"]
+_NAMES = [
+    "Ana",
+    "Ben",
+    "Carla",
+    "Daniel",
+    "Elif",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+    "Pavel",
+    "Rosa",
+    "Sam",
+    "Tara",
+]
+_THINGS = [
+    "apples",
+    "books",
+    "pencils",
+    "cookies",
+    "marbles",
+    "stickers",
+    "tickets",
+    "flowers",
+    "eggs",
+    "coins",
+    "cups",
+    "oranges",
+    "cards",
+]
 _PLACES = [
     "school",
     "the market",
