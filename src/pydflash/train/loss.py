@@ -61,9 +61,7 @@ def cross_entropies(net: DraftNet, hidden: Tensor, labels: Labels) -> tuple[Tens
     return blank.index_put((rows,), final).view(shape), blank.index_put((rows,), unary).view(shape)
 
 
-def _piece(
-    net: DraftNet, hidden: Tensor, token: Tensor, previous: Tensor
-) -> tuple[Tensor, Tensor]:
+def _piece(net: DraftNet, hidden: Tensor, token: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
     logits = net.unary(hidden)
     unary = F.cross_entropy(logits, token, reduction="none")
     if net.config.selector is None:
@@ -82,7 +80,9 @@ def slot_weights(kind: str, gamma: float, entropy: Tensor, labels: Labels) -> Te
     return reach.flip(-1).cumsum(-1).flip(-1) * labels.known
 
 
-def total(final: Tensor, unary: Tensor, weights: Tensor, share: float, has_selector: bool) -> Tensor:
+def total(
+    final: Tensor, unary: Tensor, weights: Tensor, share: float, has_selector: bool
+) -> Tensor:
     """The weighted mean; the unary loss joins with `share` where a selector makes the final scores."""
     mixed = final + share * unary if has_selector else final
     return (mixed * weights).sum() / weights.sum().clamp_min(1e-6)

@@ -1,4 +1,5 @@
-"""Trainer: steps, averaged weights, checkpoints. The same recipe and data give the same drafter, resumed or not.
+"""Trainer: steps, averaged weights, checkpoints. The same recipe and data give the same drafter,
+resumed or not.
 
 Everything random is a function of seed and step, so a checkpoint holds no generator.
 """
