@@ -65,7 +65,7 @@ class DraftTensors:
         return values
 
     def table(self, name: str, *, cols: int) -> Floats:
-        """A matrix [rows, cols] on the host, to look up rows of; f16 where the file says no more than that."""
+        """A matrix [rows, cols] on the host, to look up rows of; f16 unless the file says more."""
         stored = self._take(name)
         if len(stored.shape) != 2 or stored.cols != cols:
             raise _misshapen(name, stored.shape, (stored.shape[0], cols))

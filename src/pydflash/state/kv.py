@@ -93,8 +93,7 @@ def _layer(
     G, D = spec.kv_heads, spec.head_dim
 
     def empty(*shape: int, form: str) -> Tensor:
-        # Zeros, not whatever lay there: attention weighs what it masks with 0, and 0 * NaN is NaN.
-        return torch.zeros(pages, *shape, dtype=_DTYPES[form], device=device)
+        return torch.empty(pages, *shape, dtype=_DTYPES[form], device=device)
 
     return PagedKV(
         k=empty(G, D, PAGE_SIZE, form=k_format),

@@ -53,7 +53,7 @@ def cross_entropies(net: DraftNet, hidden: Tensor, labels: Labels) -> tuple[Tens
     if len(rows) <= _ROWS:
         final, unary = _piece(net, states, token, previous)
     else:
-        parts = zip(states.split(_ROWS), token.split(_ROWS), previous.split(_ROWS), strict=True)
+        parts = zip(*(_pieces(x) for x in (states, token, previous)), strict=True)
         pieces = [checkpoint(_piece, net, *part, use_reentrant=False) for part in parts]
         final, unary = (torch.cat(piece) for piece in zip(*pieces, strict=True))
     blank = hidden.new_zeros(labels.known.numel())
@@ -68,6 +68,11 @@ def _piece(net: DraftNet, hidden: Tensor, token: Tensor, previous: Tensor) -> tu
         return unary, unary
     logits = logits + net.pairwise(hidden, previous)
     return F.cross_entropy(logits, token, reduction="none"), unary
+
+
+def _pieces(x: Tensor) -> list[Tensor]:
+    """x in runs of _ROWS rows."""
+    return [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
 
 
 def slot_weights(kind: str, gamma: float, entropy: Tensor, labels: Labels) -> Tensor:

@@ -236,7 +236,8 @@ def _start(name: str, shape: tuple[int, ...], config: DraftConfig, rng: torch.Ge
     std = shape[1] ** -0.5
     if name.endswith(("attn_output.weight", "ffn_down.weight")):
         std *= (2 * config.layers) ** -0.5
-    return torch.randn(shape, generator=rng) * std
+    values: Tensor = torch.randn(shape, generator=rng) * std
+    return values
 
 
 def _split(x: Tensor, head_dim: int) -> Tensor:

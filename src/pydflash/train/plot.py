@@ -1,6 +1,6 @@
 """plot: loss and acceptance of a run as one SVG file, without any drawing library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydflash.train.trainer import History
@@ -30,7 +30,7 @@ def write_plot(path: Path, history: History) -> Path:
     return path
 
 
-def _panel(title: str, lines: dict[str, Points], top: int) -> str:
+def _panel(title: str, lines: Mapping[str, Points], top: int) -> str:
     points = [p for line in lines.values() for p in line]
     if not points:
         return ""

@@ -109,7 +109,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
         self.optimizer.step()
         self.step += 1
