@@ -1,4 +1,4 @@
-"""Gate: what every request passes first: CORS, the key, the body's limit. Plain ASGI: streams pass through."""
+"""Gate: what every request passes first: CORS, the key, the body's limit. Plain ASGI, for streams."""
 
 import secrets
 from collections.abc import Iterable
