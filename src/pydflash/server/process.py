@@ -1,13 +1,16 @@
 """The server's process: load, listen, and end well.
 
-On SIGTERM or SIGINT new requests are refused, running ones get `shutdown_s` to end and are cancelled
-then. When the engine fails every stream is told, and the process exits with 1 and the reason.
+On SIGTERM or SIGINT new requests are refused, running ones get `shutdown_s` to end and are ended with
+an error event then; a second signal does not wait. When the engine fails every stream is told, and the
+process exits with 1 and the reason.
 """
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -21,6 +24,7 @@ from pydflash.service.service import ChatService
 log = logging.getLogger(__name__)
 
 _MAX_HEADERS = 64 * 1024
+_LAST_S = 5  # for the error events to reach their readers
 
 
 def run(path: Path, config: ServerConfig, engine: EngineConfig, say: Callable[[str], None]) -> int:
@@ -44,7 +48,7 @@ def run(path: Path, config: ServerConfig, engine: EngineConfig, say: Callable[[s
 async def _serve(
     service: ChatService, config: ServerConfig, listener: socket.socket, say: Callable[[str], None]
 ) -> int:
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             create_app(service, config),
             http="h11",  # it has a limit on headers
@@ -53,7 +57,7 @@ async def _serve(
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=max(int(config.shutdown_s), 1),
+            timeout_graceful_shutdown=int(config.shutdown_s) + _LAST_S,
             ssl_certfile=config.ssl_certfile or None,
             ssl_keyfile=config.ssl_keyfile or None,
         )
@@ -64,14 +68,38 @@ async def _serve(
         failures.append(error)
         server.should_exit = True
 
+    async def end_late() -> None:
+        await asyncio.sleep(config.shutdown_s)
+        await asyncio.to_thread(service.close)
+
+    late: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+        service.refuse()
+        late.append(asyncio.create_task(end_late()))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     service.on_failure = failed
     scheme = "https" if config.ssl_certfile else "http"
     host, port = listener.getsockname()[:2]
     say(f"{service.facts.name} at {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await server.serve(sockets=[listener])
+    for task in late:
+        task.cancel()
     for error in failures:
         say(f"error: {error}")
     return 1 if failures else 0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: its own handlers raise them again once it has stopped."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _listen(config: ServerConfig) -> socket.socket:

@@ -83,6 +83,10 @@ class ChatService:
         self._worker = Worker(loaded.engine)
         self._watch(loaded)
 
+    def refuse(self) -> None:
+        """Take no new requests; those under way go on."""
+        self._closing = True
+
     def close(self) -> None:
         """End every open stream and stop the engine's thread. Blocks for one step at most."""
         self._closing = True
