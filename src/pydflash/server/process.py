@@ -24,6 +24,7 @@ from pydflash.service.service import ChatService
 log = logging.getLogger(__name__)
 
 _MAX_HEADERS = 64 * 1024
+_BACKLOG = 128
 _LAST_S = 5  # for the error events to reach their readers
 
 
@@ -83,6 +84,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     service.on_failure = failed
+    listener.listen(_BACKLOG)  # from here on clients wait instead of being refused
     scheme = "https" if config.ssl_certfile else "http"
     host, port = listener.getsockname()[:2]
     say(f"{service.facts.name} at {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
