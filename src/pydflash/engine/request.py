@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
+from pydflash.sampling.mask import Grammar, TokenMask
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.stats import DraftStats
 
@@ -35,6 +36,8 @@ class Request:
     `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
     end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
     attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
+
+    `grammar`: what the answer must be a text of. The answer ends where the grammar does.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +46,7 @@ class Request:
     keep: str | None = None
     speculate: bool = True
     capture_at: tuple[int, ...] = ()
+    grammar: Grammar | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
 
@@ -69,6 +73,7 @@ class Sequence:
     finish: FinishReason | None = None
     stop_token: int | None = None
     clock: Clock = field(default_factory=Clock)
+    mask: TokenMask | None = None  # its place in the request's grammar, after all of `tokens`
     draft: DraftStats = field(default_factory=DraftStats)  # how its drafts fared
 
     @property

@@ -37,14 +37,22 @@ def verify(
 ) -> list[Walk]:
     """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
 
-    `ask(row, drawn)` states how to draw after the tokens drawn so far this round; `is_last(row, drawn)`
-    says that the latest drawn token ends the row, where plain decoding would have stopped.
+    `ask(row, drawn)` states how to draw after the tokens drawn so far this round, or raises the EngineError
+    that ends the row (its grammar cannot go on); `is_last(row, drawn)` says that the latest drawn token ends the row, where plain decoding would have stopped.
     """
     walks = [Walk() for _ in proposals]
     active = list(range(len(proposals)))
     while active:
+        asks = []
+        for r in list(active):
+            try:
+                asks.append(ask(r, [d.token for d in walks[r].draws]))
+            except EngineError as error:
+                walks[r].error = error
+                active.remove(r)
+        if not active:
+            break
         at = [starts[r] + walks[r].path[-1] for r in active]
-        asks = [ask(r, [d.token for d in walks[r].draws]) for r in active]
         rows = logits[at] if len(at) != logits.shape[0] else logits
         going = []
         for r, draw in zip(active, sampler.sample(rows, asks), strict=True):
