@@ -311,7 +311,7 @@ class Engine:
 
 
 def _pruned(proposal: Proposal, mask: TokenMask | None) -> Proposal:
-    """The proposal without nodes that the grammar forbids: they would never be drawn, and cost a step time."""
+    """The proposal without nodes that the grammar forbids: they are never drawn, and cost time."""
     if mask is None or len(proposal.tokens) == 1:
         return proposal
     kept = {0}

@@ -14,7 +14,8 @@ import numpy.typing as npt
 class TokenMask(Protocol):
     """One sequence's place in a grammar. `drawn` are the tokens after the last `commit`.
 
-    A grammar that cannot go on (too complex, say) raises EngineError, which ends its own sequence only.
+    A grammar that cannot go on (too complex, say) says so by an EngineError of `allowed`, which ends its own
+    sequence only. Nothing else here raises.
     """
 
     def allowed(self, drawn: Sequence[int]) -> bytes | None:

@@ -35,7 +35,8 @@ class Ask:
 
     `seed` is the resolved one (params.seed may be None), `position` the absolute position of the token
     being drawn, `generated` and `prompt` what came before it. `mask` has a bit for each token, set where
-    allowed (sampling/mask.py); `ban` holds single ids that may not be drawn now (end of text before min_tokens).
+    allowed (sampling/mask.py); `ban` holds single ids that may not be drawn now (end of text before
+    min_tokens).
     """
 
     params: SamplingParams

@@ -38,10 +38,11 @@ class Guidance:
 
         param = constraint.param or constraint.kind
         matcher = LLMatcher(vocabulary, self._grammar(constraint, param), log_level=0)
-        if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise RequestError(f"no text at all fits {param}", param=param)
-        if matcher.is_error():
+        nothing = not matcher.is_error() and not any(matcher.compute_bitmask())
+        if nothing or matcher.is_error():
             reason = matcher.get_error().strip().split("\n<state>")[0]
+            if nothing or reason.startswith("NoExtension"):
+                reason = "no text at all fits it"
             raise RequestError(f"{param} cannot be followed: {reason}", param=param)
         return GuidedGrammar(matcher)
 
@@ -90,17 +91,19 @@ class GuidedMask:
 
     def allowed(self, drawn: Sequence[int]) -> bytes | None:
         self._move(drawn)
-        mask = self._matcher.compute_bitmask()
-        self._check()
+        mask = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().strip().split("\n")[0]
+            raise EngineError(f"the grammar cannot go on: {reason}; simplify it")
         return mask
 
     def takes(self, drawn: Sequence[int]) -> int:
         self._move(())
-        return self._matcher.validate_tokens(list(drawn))
+        return 0 if self._matcher.is_error() else self._matcher.validate_tokens(list(drawn))
 
     def is_done(self, drawn: Sequence[int]) -> bool:
         self._move(drawn)
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def commit(self, drawn: Sequence[int]) -> None:
         self._move(drawn)
@@ -117,12 +120,6 @@ class GuidedMask:
         if same < len(drawn):
             self._matcher.consume_tokens(list(drawn[same:]))
             ahead += drawn[same:]
-        self._check()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().strip().split("\n")[0]
-            raise EngineError(f"the grammar cannot go on: {reason}; simplify it")
 
 
 class _Vocabulary:

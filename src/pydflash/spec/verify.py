@@ -38,7 +38,8 @@ def verify(
     """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
 
     `ask(row, drawn)` states how to draw after the tokens drawn so far this round, or raises the EngineError
-    that ends the row (its grammar cannot go on); `is_last(row, drawn)` says that the latest drawn token ends the row, where plain decoding would have stopped.
+    that ends the row (its grammar cannot go on). `is_last(row, drawn)` says that the latest drawn token ends
+    the row, where plain decoding would have stopped.
     """
     walks = [Walk() for _ in proposals]
     active = list(range(len(proposals)))

@@ -23,7 +23,9 @@ def literal(text: str, cut: Cut) -> str:
 def until(name: str, mark: str, cut: Cut) -> str:
     """Rules named `name` and after it for any text up to the first `mark`, the mark included."""
     first, *rest = cut(mark)
-    tail = "".join(f" {literal(piece, cut)}" if isinstance(piece, str) else f" <[{piece}]>" for piece in rest)
+    tail = "".join(
+        f" {literal(piece, cut)}" if isinstance(piece, str) else f" <[{piece}]>" for piece in rest
+    )
     if isinstance(first, int):
         return f"{name}: {name}_text <[{first}]>{tail}\n{name}_text: {ANY}\n"
     head = json.dumps(first, ensure_ascii=False)

@@ -137,7 +137,9 @@ class Tokenizer:
 
     def pieces(self) -> Iterator[bytes]:
         """What each token stands for, by id."""
-        return map(self._bytes_of, range(self.vocab_size))  # not kept, as those of `token_bytes` are
+        return map(
+            self._bytes_of, range(self.vocab_size)
+        )  # not kept, as those of `token_bytes` are
 
     def cut(self, text: str) -> list[str | int]:
         """The text in pieces: control tokens written in it as their ids, what is between them as it is."""
