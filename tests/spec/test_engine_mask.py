@@ -60,7 +60,9 @@ class Place:
         self.asked += 1
         said = [*self.said, *drawn]
         for i in range(len(self.said), len(said)):
-            assert said[i] in self.rule.after(said[:i]), "a token was drawn that the grammar forbids"
+            assert said[i] in self.rule.after(said[:i]), (
+                "a token was drawn that the grammar forbids"
+            )
         if len(said) >= self.rule.breaks_at:
             raise EngineError("the grammar cannot go on: it is a bad one")
         flags = np.zeros(VOCAB, np.bool_)
