@@ -85,8 +85,8 @@ class Place:
 def some() -> list[Request]:
     """Free and constrained in turn: greedy, sampled and filtered, with penalties and a bias."""
     out = []
-    for i, request in enumerate(requests()[:7]):
-        rule = Automaton(least=8 + i, most=25 + 3 * i) if i % 4 else None
+    for i, request in enumerate(requests()[:6]):
+        rule = Automaton(least=8 + i, most=20 + 3 * i) if i % 4 else None
         params = replace(request.params, min_tokens=0)
         out.append(replace(request, params=params, grammar=rule))
     return out

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pydflash.text.call_grammar import call_grammar
+from pydflash.text.formats import Format
+from pydflash.text.lark import Cut
+from pydflash.text.toolset import Toolset
+
 Kind = Literal["json_schema", "json_object", "regex", "lark"]
 
 
@@ -19,3 +24,21 @@ class Constraint:
     text: str = ""
     after: str = ""
     param: str | None = None
+
+    @classmethod
+    def calls(
+        cls,
+        form: Format,
+        tools: Toolset,
+        cut: Cut,
+        *,
+        only: str | None = None,
+        several: bool = True,
+        after: str = "",
+    ) -> "Constraint":
+        """What `tool_choice` required, or named with `only`, asks for: nothing but calls of the tools.
+
+        `cut` is the tokenizer's. Raises RequestError if there is no such tool.
+        """
+        text = call_grammar(form.calls, tools, cut, only=only, several=several)
+        return cls(kind="lark", text=text, after=after, param="tools")
