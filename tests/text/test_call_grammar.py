@@ -132,7 +132,7 @@ class Checked:
     def __init__(self, guidance: Guidance, tokenizer: Tokenizer, form: Format, **options: object):
         text = call_grammar(form.calls, TOOLS, tokenizer.cut, **options)  # type: ignore[arg-type]
         self.tokenizer = tokenizer
-        self.grammar = guidance.compile(Constraint(kind="lark", text=text, param="tools"))
+        self.grammar = guidance.compile(Constraint(kind="grammar", text=text, param="tools"))
 
     def accepts(self, text: str) -> bool:
         """Is the text whole as it stands?"""
@@ -240,7 +240,7 @@ def test_gemma_s_open_values(guidance: Guidance, tokenizer: Tokenizer) -> None:
     }
     tools = Toolset([Tool(name="f", parameters=parameters)])
     text = call_grammar("gemma", tools, tokenizer.cut)
-    start = guidance.compile(Constraint(kind="lark", text=text)).start
+    start = guidance.compile(Constraint(kind="grammar", text=text)).start
     for value in (
         '{tree:{in:{any:[1,<|"|>x<|"|>,{}],y:null}}}',
         '{tree:{in:{},<|"|>a b<|"|>:<|"|>t<|"|>},any:true}',

@@ -73,16 +73,16 @@ def state(guidance: Guidance, tokenizer: Tokenizer, constraint: Constraint, text
         (Constraint(kind="regex", text=r"\d{2}/[a-z]*"), "12/ab", "whole"),
         (Constraint(kind="regex", text=r"\d{2}"), "12", "done"),
         (Constraint(kind="regex", text=r"\d{2}"), "1", "open"),
-        (Constraint(kind="lark", text='start: "a" b+\nb: "b" | "c"'), "ab", "whole"),
-        (Constraint(kind="lark", text='start: "a" b+\nb: "b" | "c"'), "a", "open"),
-        (Constraint(kind="lark", text='start: "a" b+\nb: "b" | "c"'), "ad", "refused"),
+        (Constraint(kind="grammar", text='start: "a" b+\nb: "b" | "c"'), "ab", "whole"),
+        (Constraint(kind="grammar", text='start: "a" b+\nb: "b" | "c"'), "a", "open"),
+        (Constraint(kind="grammar", text='start: "a" b+\nb: "b" | "c"'), "ad", "refused"),
         (Constraint(kind="json_object", after="</think>"), "so</think>{}", "done"),
         (Constraint(kind="json_object", after="</think>"), "so</thin</think>\n\n{}", "done"),
         (Constraint(kind="json_object", after="</think>"), "{}", "open"),
         (Constraint(kind="json_object", after="</think>"), "</think>x", "refused"),
         (Constraint(kind="regex", text="x+", after="<|im_start|>"), "a<|im_start|>x", "whole"),
         (Constraint(kind="regex", text="x+", after="<|im_start|>:"), "a<|im_start|>:x", "whole"),
-        (Constraint(kind="lark", text='start: "x"', after="</think>"), "</think>x", "done"),
+        (Constraint(kind="grammar", text='start: "x"', after="</think>"), "</think>x", "done"),
     ],
 )
 def test_what_a_constraint_lets_through(
@@ -101,8 +101,8 @@ def test_what_a_constraint_lets_through(
         (schema({"not": {"type": "string"}}), "json_schema", "not"),
         (Constraint(kind="regex", text="[a"), "regex", "unclosed"),
         (Constraint(kind="regex", text=r"[^\s\S]"), "regex", "no text at all fits it"),
-        (Constraint(kind="lark", text="start: foo"), "lark", 'unknown name: "foo"'),
-        (Constraint(kind="lark", text="", param="grammar"), "grammar", "no start rule"),
+        (Constraint(kind="grammar", text="start: foo"), "grammar", 'unknown name: "foo"'),
+        (Constraint(kind="grammar", text="", param="own"), "own", "no start rule"),
     ],
 )
 def test_bad_constraints_are_refused(
@@ -168,7 +168,7 @@ def test_flags_to_a_constraint(tmp_path: Path) -> None:
     assert read_constraint(**{**none, "regex": ""}) == Constraint(kind="regex", param="--regex")
     got = read_constraint(**{**none, "grammar": path})
     assert got is not None
-    assert (got.kind, got.text, got.param) == ("lark", path.read_text(), "--grammar")
+    assert (got.kind, got.text, got.param) == ("grammar", path.read_text(), "--grammar")
     with pytest.raises(ConfigError, match="--regex and --grammar exclude each other"):
         read_constraint(**{**none, "regex": "a", "grammar": path})
     with pytest.raises(ConfigError, match=r"--grammar .* cannot be read"):

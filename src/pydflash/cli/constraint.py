@@ -24,7 +24,7 @@ def read_constraint(
     if regex is not None:
         return Constraint(kind="regex", text=regex, param="--regex")
     if grammar is not None:
-        return Constraint(kind="lark", text=_read(grammar, "--grammar"), param="--grammar")
+        return Constraint(kind="grammar", text=_read(grammar, "--grammar"), param="--grammar")
     return None
 
 

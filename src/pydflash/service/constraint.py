@@ -8,7 +8,7 @@ from pydflash.text.formats import Format
 from pydflash.text.lark import Cut
 from pydflash.text.toolset import Toolset
 
-Kind = Literal["json_schema", "json_object", "regex", "lark"]
+Kind = Literal["json_schema", "json_object", "regex", "grammar"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,4 +41,4 @@ class Constraint:
         `cut` is the tokenizer's. Raises RequestError if there is no such tool.
         """
         text = call_grammar(form.calls, tools, cut, only=only, several=several)
-        return cls(kind="lark", text=text, after=after, param="tools")
+        return cls(kind="grammar", text=text, after=after, param="tools")

@@ -143,7 +143,7 @@ class _Vocabulary:
 
 
 def _body(constraint: Constraint, param: str) -> dict[str, Any]:
-    if constraint.kind == "lark":
+    if constraint.kind == "grammar":
         return {"lark_grammar": constraint.text}
     if constraint.kind == "regex":
         from llguidance import regex_to_lark
