@@ -25,6 +25,7 @@ VERBS = {
     "inspect": ("pydflash.cli.inspect:inspect", "Describe a model file."),
     "quantize": ("pydflash.cli.quantize:quantize", "Rewrite a model file in another format."),
     "convert": ("pydflash.cli.convert:convert", "Convert a drafter between file formats."),
+    "train": ("pydflash.cli.train:train", "Train a drafter for a model."),
     "devices": ("pydflash.cli.devices:devices", "List the devices of this machine."),
     "bench": ("pydflash.cli.bench:app", "Measure steps, speed and drafts."),
     "trace": ("pydflash.cli.trace:trace", "Show an answer round by round: drafts and costs."),

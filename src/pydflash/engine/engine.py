@@ -257,7 +257,10 @@ class Engine:
         for w, path in zip(work, paths, strict=True):
             context = w.state.draft
             if context is not None and w.row.sequence.request.speculate:
-                rows = features[[first + node for node in path]]
+                if list(path) == list(range(len(path))):  # no copy where nothing was skipped
+                    rows = features[first : first + len(path)]
+                else:
+                    rows = features[[first + node for node in path]]
                 context.append(w.state.length - len(path), rows)
                 fed.append(context)
             first += w.tokens

@@ -60,19 +60,23 @@ class Sampler:
         check_bias(params.logit_bias, self.vocab_size)
 
     def sample(self, logits: torch.Tensor, asks: Sequence[Ask]) -> list[Draw | EngineError]:
-        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead.
+        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead."""
+        rows = self.rows(logits)
+        if len(rows) != len(asks):
+            raise EngineError(f"{len(rows)} rows of logits do not fit {len(asks)} questions")
+        return [self.draw(row, ask) for row, ask in zip(rows, asks, strict=True)]
 
-        Columns beyond the vocabulary are a model's padding and are never drawn.
-        """
-        rows: F32 = logits.detach().to("cpu", torch.float32).numpy()
-        if len(rows) != len(asks) or rows.shape[1] < self.vocab_size:
+    def rows(self, logits: torch.Tensor) -> F32:
+        """Logits f32 [M, V] on the host, for `draw`; columns beyond the vocabulary are padding, left out."""
+        if logits.shape[1] < self.vocab_size:
             raise EngineError(
-                f"logits {list(rows.shape)} do not fit {len(asks)} rows of {self.vocab_size} tokens"
+                f"logits of {logits.shape[1]} columns do not fit a vocabulary of {self.vocab_size}"
             )
-        rows = rows[:, : self.vocab_size]
-        return [self._row(row, ask) for row, ask in zip(rows, asks, strict=True)]
+        rows: F32 = logits.detach().to("cpu", torch.float32).numpy()
+        return rows[:, : self.vocab_size]
 
-    def _row(self, raw: F32, ask: Ask) -> Draw | EngineError:
+    def draw(self, raw: F32, ask: Ask) -> Draw | EngineError:
+        """Draw a token from one of `rows`."""
         params = ask.params
         likely = int(raw.argmax())  # NaN counts as largest, so this one number tells of all of them
         if math.isnan(raw[likely]) or raw[likely] == math.inf:
