@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
+from pydflash.sampling.mask import Grammar, TokenMask
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.stats import DraftStats
 
@@ -48,6 +49,7 @@ class Request:
     attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
 
     `steer` belongs to this request alone.
+    `grammar`: what the answer must be a text of. The answer ends where the grammar does.
     """
 
     prompt: tuple[int, ...]
@@ -57,6 +59,7 @@ class Request:
     speculate: bool = True
     capture_at: tuple[int, ...] = ()
     steer: Steer | None = None
+    grammar: Grammar | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
 
@@ -83,6 +86,7 @@ class Sequence:
     finish: FinishReason | None = None
     stop_token: int | None = None
     clock: Clock = field(default_factory=Clock)
+    mask: TokenMask | None = None  # its place in the request's grammar, after all of `tokens`
     draft: DraftStats = field(default_factory=DraftStats)  # how its drafts fared
 
     @property
