@@ -135,7 +135,7 @@ def stop_reason(event: ChatFinished) -> tuple[str, str | None]:
     """`stop_reason` and `stop_sequence`."""
     if event.reason == "tool_calls":
         return "tool_use", None
-    if event.reason == "length":
+    if event.reason in ("length", "abort"):
         return "max_tokens", None
     return ("end_turn", None) if event.stop is None else ("stop_sequence", event.stop)
 

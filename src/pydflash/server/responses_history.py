@@ -119,7 +119,7 @@ def _content(content: object, path: str) -> Content:
     if not isinstance(content, list):
         raise RequestError(f"{path} must be a string or a list of parts", param=path)
     parts = [
-        {"type": "text", "text": _part(part, f"{path}.{at}")} for at, part in enumerate(content)
+        {"type": "text", "text": _part(part, f"{path}[{at}]")} for at, part in enumerate(content)
     ]
     return parts[0]["text"] if len(parts) == 1 else parts
 
@@ -146,7 +146,7 @@ def _output(output: object, path: str) -> str:
     if isinstance(output, Sequence) and all(
         isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in output
     ):
-        return "\n".join(_part(part, f"{path}.{at}") for at, part in enumerate(output))
+        return "\n".join(_part(part, f"{path}[{at}]") for at, part in enumerate(output))
     return "" if output is None else dump(output)
 
 

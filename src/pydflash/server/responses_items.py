@@ -6,7 +6,6 @@ What an item yields lacks its place (`item_id`, `output_index`) and number, whic
 import secrets
 from typing import Any
 
-from pydflash.service.chat import TokenInfo
 from pydflash.text.json_text import parse_object
 
 Wire = dict[str, Any]
@@ -188,12 +187,3 @@ class CustomCall(Item):
     def _input(self) -> str:
         found = (parse_object(self.text) or {}).get("input", "")
         return found if isinstance(found, str) else ""
-
-
-def token_record(token: TokenInfo) -> Wire:
-    """A token's log-probability."""
-    return _one(token) | {"top_logprobs": [_one(other) for other in token.top]}
-
-
-def _one(token: TokenInfo) -> Wire:
-    return {"token": token.text, "bytes": list(token.raw), "logprob": token.logprob}

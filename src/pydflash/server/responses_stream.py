@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydflash.server import openai
 from pydflash.server.responses_items import (
     Call,
     CustomCall,
@@ -17,7 +18,6 @@ from pydflash.server.responses_items import (
     Message,
     Summary,
     Thought,
-    token_record,
 )
 from pydflash.service.chat import (
     CallEnd,
@@ -87,7 +87,7 @@ class ResponseStream:
                 for kind in ("response.created", "response.in_progress"):
                     yield {"type": kind, "response": self._snapshot()}
             case TokenLogprobs("content", tokens):
-                self._logprobs += [token_record(token) for token in tokens]
+                self._logprobs += [openai.entry(token) for token in tokens]
             case Content(text):
                 yield from self._into(Message)
                 yield from self._more(text)
@@ -145,7 +145,7 @@ class ResponseStream:
         return Call(call_id, name, self._style.namespaces.get(name))
 
     def _finish(self, event: ChatFinished) -> Iterator[Wire]:
-        cut = event.reason == "length"
+        cut = event.reason in ("length", "abort")
         yield from self._close("incomplete" if cut else "completed")
         status = "incomplete" if cut else "completed"
         self.response.update(

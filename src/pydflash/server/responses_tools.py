@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydflash.errors import RequestError
+from pydflash.server.chat import tool_choice
 from pydflash.service.chat import ToolChoice
 from pydflash.text.toolset import Toolset
 
@@ -46,20 +47,9 @@ def choice_of(
     choice: str | Mapping[str, Any] | None, tools: Declared, *, parallel: bool | None
 ) -> tuple[ToolChoice, Declared]:
     """The choice, and the tools that it leaves."""
-    several = parallel is not False
     match choice:
-        case None | "auto":
-            return ToolChoice(parallel=several), tools
-        case "none":
-            return ToolChoice(mode="none", parallel=several), tools
-        case "required":
-            return _required(tools, several), tools
-        case {"type": "function" | "custom", "name": str(name)}:
-            if name not in tools.toolset:
-                raise RequestError(
-                    f"tool_choice.name: {name!r} is not one of the tools", param="tool_choice.name"
-                )
-            return ToolChoice(mode="named", name=name, parallel=several), tools
+        case {"type": "custom", "name": str(name)}:
+            choice = {"type": "function", "name": name}
         case {"type": "allowed_tools", "tools": list(allowed), **rest}:
             names = {item.get("name") for item in allowed if isinstance(item, Mapping)}
             left = Declared(
@@ -67,18 +57,9 @@ def choice_of(
                 custom=tools.custom,
                 namespaces=tools.namespaces,
             )
-            required = rest.get("mode") == "required"
-            return _required(left, several) if required else ToolChoice(parallel=several), left
-    raise RequestError(
-        "tool_choice must be auto, none, required, allowed_tools, or name a function",
-        param="tool_choice",
-    )
-
-
-def _required(tools: Declared, several: bool) -> ToolChoice:
-    if not len(tools.toolset):
-        raise RequestError("tool_choice asks for a tool and there are none", param="tool_choice")
-    return ToolChoice(mode="required", parallel=several)
+            tools = left
+            choice = "required" if rest.get("mode") == "required" else "auto"
+    return tool_choice(choice, tools.toolset, parallel), tools
 
 
 def _opened(items: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str | None]]:

@@ -3,14 +3,16 @@
 Fields that this server has no use for are tolerated, as the vendor tolerates new ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
-from pydflash.service.chat import ChatRequest, Constraint, ToolChoice
+from pydflash.server.fields import Body, SamplingFields, stops, template_switches, thinking
+from pydflash.service.chat import ChatRequest, Constraint, ModelFacts, ToolChoice
 from pydflash.text.history import Content, PastCall, Turn
 from pydflash.text.json_text import dump
 from pydflash.text.thinking import ThinkingRequest
@@ -19,24 +21,20 @@ from pydflash.text.toolset import Toolset
 Block = dict[str, Any]
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class MessageParam(_Wire):
+class MessageParam(Body):
     """`system` is allowed in between, as agents put reminders there."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class Choice(_Wire):
+class Choice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-class ThinkingParam(_Wire):
+class ThinkingParam(Body):
     """All types but `disabled` ask for thinking."""
 
     type: str
@@ -44,16 +42,16 @@ class ThinkingParam(_Wire):
     display: str | None = None
 
 
-class Metadata(_Wire):
+class Metadata(Body):
     user_id: str | None = None
 
 
-class OutputConfig(_Wire):
+class OutputConfig(Body):
     effort: str | None = None
     format: dict[str, Any] | None = None
 
 
-class CountBody(_Wire):
+class CountBody(Body):
     """What decides the prompt, and so its length."""
 
     model: str | None = None
@@ -63,16 +61,13 @@ class CountBody(_Wire):
     tool_choice: Choice | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, SamplingFields):
     """`POST /v1/messages`. Without `max_tokens` the server's own limit holds."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
     stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
     output_format: dict[str, Any] | None = None
@@ -85,7 +80,7 @@ def turns_of(body: CountBody) -> tuple[Turn, ...]:
     if body.system is not None:
         turns.append(Turn(role="system", content=_system(body.system)))
     for at, message in enumerate(body.messages):
-        path = f"messages.{at}.content"
+        path = f"messages[{at}].content"
         blocks = _blocks(message.content)
         if message.role == "assistant":
             turns.append(_assistant(blocks, path))
@@ -111,28 +106,22 @@ def prompt_of(body: CountBody) -> ChatRequest:
         tool_choice=_choice(body.tool_choice, tools),
         thinking=_thinking(body),
         constraint=_constraint(body),
+        template=template_switches(body.chat_template_kwargs),
         face="anthropic",
     )
 
 
-def params_of(body: MessagesBody, recommended: Mapping[str, float]) -> SamplingParams:
-    """Sampling; what the request leaves open is as the model card recommends."""
-    given = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-    chosen = {**recommended, **{key: value for key, value in given.items() if value is not None}}
-    if "top_k" in chosen:
-        chosen["top_k"] = int(chosen["top_k"])
-    return SamplingParams(
-        **chosen,  # type: ignore[arg-type]
-        max_tokens=body.max_tokens,
-        stop=tuple(body.stop_sequences or ()),
-    )
+def params_of(body: MessagesBody, facts: ModelFacts) -> SamplingParams:
+    """How tokens are drawn; what the request leaves open is as the model card recommends."""
+    params = body.sampling(facts, logprobs=None, choice=0)
+    return params if not body.stop_sequences else replace(params, stop=stops(body.stop_sequences))
 
 
 def _system(system: str | list[Block]) -> Content:
     if isinstance(system, str):
         return system
     return [
-        {"type": "text", "text": _text(block, "text", f"system.{at}")}
+        {"type": "text", "text": _text(block, "text", f"system[{at}]")}
         for at, block in enumerate(system)
     ]
 
@@ -146,7 +135,7 @@ def _assistant(blocks: Sequence[Block], path: str) -> Turn:
     thoughts: list[str] = []
     calls: list[PastCall] = []
     for at, block in enumerate(blocks):
-        here = f"{path}.{at}"
+        here = f"{path}[{at}]"
         match block.get("type"):
             case "thinking":
                 thoughts.append(_text(block, "thinking", here))
@@ -178,7 +167,7 @@ def _user(blocks: Sequence[Block], path: str) -> list[Turn]:
     turns: list[Turn] = []
     parts: list[Block] = []
     for at, block in enumerate(blocks):
-        here = f"{path}.{at}"
+        here = f"{path}[{at}]"
         if block.get("type") == "tool_result":
             turns.extend(_said(parts))
             parts = []
@@ -208,7 +197,7 @@ def _result(block: Block, path: str) -> Turn:
 
 
 def _joined(blocks: Sequence[Any], path: str, between: str) -> str:
-    return between.join(_shown(block, f"{path}.{at}") for at, block in enumerate(blocks))
+    return between.join(_shown(block, f"{path}[{at}]") for at, block in enumerate(blocks))
 
 
 def _shown(block: Any, path: str) -> str:
@@ -268,11 +257,11 @@ def _choice(choice: Choice | None, tools: Toolset) -> ToolChoice:
 
 def _thinking(body: CountBody) -> ThinkingRequest:
     """`output_config.effort` says how much, but only `thinking` whether at all."""
-    thinking = body.thinking
-    if thinking is None or thinking.type == "disabled":
-        return ThinkingRequest(asked=False if thinking else None)
+    request, asked = thinking(None, None, body.chat_template_kwargs), body.thinking
+    if asked is None or asked.type == "disabled":
+        return replace(request, asked=None if asked is None else False)
     effort = body.output_config.effort if body.output_config else None
-    return ThinkingRequest(asked=True, effort=effort, budget_tokens=thinking.budget_tokens)
+    return replace(request, asked=True, effort=effort, budget_tokens=asked.budget_tokens)
 
 
 def _constraint(body: CountBody) -> Constraint | None:

@@ -7,36 +7,32 @@ has no use for are tolerated, as the vendor tolerates new ones.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
+from pydflash.server.fields import Body, SamplingFields, template_switches, thinking
 from pydflash.server.responses_history import History
 from pydflash.server.responses_stream import Style
 from pydflash.server.responses_tools import Declared, choice_of, declared
-from pydflash.service.chat import ChatRequest, Constraint
+from pydflash.service.chat import ChatRequest, Constraint, ModelFacts
 from pydflash.text.history import Turn
 from pydflash.text.json_text import dump
-from pydflash.text.thinking import ThinkingRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-
-class ReasoningParam(_Wire):
+class ReasoningParam(Body):
     effort: str | None = None
     summary: str | None = None
 
 
-class TextParam(_Wire):
+class TextParam(Body):
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class CountBody(_Wire):
+class CountBody(Body):
     """What decides the prompt, and so its length."""
 
     model: str | None = None
@@ -49,17 +45,13 @@ class CountBody(_Wire):
     text: TextParam | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponsesBody(CountBody):
+class ResponsesBody(CountBody, SamplingFields):
     """`POST /v1/responses`. `store` is accepted and nothing stored, which the response says."""
 
     stream: bool | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
@@ -83,37 +75,30 @@ def prompt_of(body: CountBody) -> tuple[ChatRequest, Declared]:
         history.add_turn(Turn(role="user", content=body.input))
     elif body.input:
         for at, item in enumerate(body.input):
-            history.add(item, f"input.{at}")
+            history.add(item, f"input[{at}]")
     if not history.turns:
         raise RequestError("input is missing: a string or a list of items", param="input")
     tools = declared([*(body.tools or ()), *history.tools])
     tool_choice, tools = choice_of(body.tool_choice, tools, parallel=body.parallel_tool_calls)
+    reasoning = None if body.reasoning is None else body.reasoning.model_dump()
     request = ChatRequest(
         turns=history.turns,
         tools=tools.toolset,
         tool_choice=tool_choice,
-        thinking=_thinking(body.reasoning),
+        thinking=thinking(None, reasoning, body.chat_template_kwargs),
         constraint=_constraint(body.text),
+        template=template_switches(body.chat_template_kwargs),
         face="responses",
     )
     return request, tools
 
 
-def params_of(body: ResponsesBody, recommended: Mapping[str, float]) -> SamplingParams:
-    """Sampling; what the request leaves open is as the model card recommends."""
-    given = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-    chosen = {**recommended, **{key: value for key, value in given.items() if value is not None}}
-    if "top_k" in chosen:
-        chosen["top_k"] = int(chosen["top_k"])
+def params_of(body: ResponsesBody, facts: ModelFacts) -> SamplingParams:
+    """How tokens are drawn; what the request leaves open is as the model card recommends."""
     logprobs = body.top_logprobs
     if logprobs is None and _LOGPROBS in (body.include or ()):
         logprobs = 0
-    return SamplingParams(
-        **chosen,  # type: ignore[arg-type]
-        max_tokens=body.max_output_tokens,
-        seed=body.seed,
-        logprobs=logprobs,
-    )
+    return body.sampling(facts, logprobs=logprobs, choice=0)
 
 
 def style_of(body: ResponsesBody, tools: Declared) -> Style:
@@ -166,12 +151,6 @@ def _refuse_stored(body: CountBody) -> None:
             code="unsupported_parameter",
             param="background",
         )
-
-
-def _thinking(reasoning: ReasoningParam | None) -> ThinkingRequest:
-    if reasoning is None:
-        return ThinkingRequest()
-    return ThinkingRequest(asked=True, effort=reasoning.effort)
 
 
 def _constraint(text: TextParam | None) -> Constraint | None:
