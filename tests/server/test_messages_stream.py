@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,8 +36,6 @@ def events_of(script: Script, **fields: Any) -> tuple[list[dict[str, Any]], dict
             {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000, **fields}
         )
         request = prompt_of(body)
-        from dataclasses import replace
-
         request = replace(request, params=params_of(body, ScriptedChat().facts))
         chat = ScriptedChat(script)
         stream = MessageStream("m")
