@@ -3,7 +3,7 @@
 Invariant: a reply that is not streamed is the `fold` of the same events. No tensors.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -173,11 +173,17 @@ class ChatReply:
 
 async def fold(events: AsyncIterator[ChatEvent]) -> ChatReply:
     """The reply that a stream amounts to. Raises what the stream raises."""
+    return folded([event async for event in events])
+
+
+def folded(events: Iterable[ChatEvent]) -> ChatReply:
+    """The reply that these events, all of a stream, amount to."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[CallEnd] = []
     logprobs: dict[Channel, list[TokenInfo]] = {}
-    async for event in events:
+    finished: ChatFinished | None = None
+    for event in events:
         match event:
             case Content(text):
                 content.append(text)
@@ -188,14 +194,15 @@ async def fold(events: AsyncIterator[ChatEvent]) -> ChatReply:
             case TokenLogprobs(channel, tokens):
                 logprobs.setdefault(channel, []).extend(tokens)
             case ChatFinished():
-                return ChatReply(
-                    finished=event,
-                    content="".join(content),
-                    reasoning="".join(reasoning),
-                    calls=calls,
-                    logprobs=logprobs,
-                )
-    raise AssertionError("a stream ends with ChatFinished")
+                finished = event
+    assert finished is not None, "a stream ends with ChatFinished"
+    return ChatReply(
+        finished=finished,
+        content="".join(content),
+        reasoning="".join(reasoning),
+        calls=calls,
+        logprobs=logprobs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
