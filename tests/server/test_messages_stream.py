@@ -107,6 +107,8 @@ def test_text() -> None:
         "usage": message["usage"],
     }
     assert message["content"] == [{"type": "text", "text": "Hello"}]
+    timings = message["usage"].pop("timings")
+    assert timings["decode_tokens_per_sec"] == 4.0
     assert message["usage"] == {
         "input_tokens": 7,
         "cache_creation_input_tokens": 0,

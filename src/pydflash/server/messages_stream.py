@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from pydflash.server import openai
 from pydflash.service.chat import (
     CallEnd,
     CallStart,
     ChatEvent,
     ChatFinished,
     ChatStarted,
-    ChatUsage,
 )
 from pydflash.text.json_text import parse_object
 from pydflash.text.stream import Content, Reasoning, ToolCallArguments
@@ -122,7 +122,7 @@ class MessageStream:
         yield from self._close()
         reason, stop = stop_reason(event)
         self.message["stop_reason"], self.message["stop_sequence"] = reason, stop
-        self.message["usage"] = usage_record(event.usage)
+        self.message["usage"] = usage_record(event)
         yield {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop},
@@ -140,12 +140,14 @@ def stop_reason(event: ChatFinished) -> tuple[str, str | None]:
     return ("end_turn", None) if event.stop is None else ("stop_sequence", event.stop)
 
 
-def usage_record(usage: ChatUsage) -> Wire:
+def usage_record(event: ChatFinished) -> Wire:
     """Tokens read from the cache are not part of `input_tokens` in this API."""
+    usage = event.usage
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        **openai.figures([event]),
     }

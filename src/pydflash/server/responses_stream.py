@@ -25,7 +25,6 @@ from pydflash.service.chat import (
     ChatEvent,
     ChatFinished,
     ChatStarted,
-    ChatUsage,
     TokenLogprobs,
 )
 from pydflash.text.stream import Content, Reasoning, ToolCallArguments
@@ -152,7 +151,7 @@ class ResponseStream:
             status=status,
             completed_at=None if cut else int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            usage=usage_record(event.usage),
+            usage=usage_record(event),
         )
         yield {"type": f"response.{status}", "response": self._snapshot()}
 
@@ -170,12 +169,14 @@ class ResponseStream:
         return wire
 
 
-def usage_record(usage: ChatUsage) -> Wire:
+def usage_record(event: ChatFinished) -> Wire:
     """Cached tokens are part of `input_tokens`, reasoning is part of `output_tokens`."""
+    usage = event.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
+        **openai.figures([event]),
     }
