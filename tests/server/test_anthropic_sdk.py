@@ -44,7 +44,7 @@ def test_a_whole_answer() -> None:
     assert (call.name, call.input) == ("read_file", {"path": "a b.txt", "lines": 3})
     assert (message.stop_reason, message.model, message.role) == (
         "tool_use",
-        "scripted",
+        "any",
         "assistant",
     )
     assert message.usage.cache_read_input_tokens == 3

@@ -27,7 +27,8 @@ async def create(request: Request, body: MessagesBody) -> Response:
     service: Chat = request.app.state.service
     asked = request_of(body, service.facts, session=request.headers.get(_SESSION))
     shown = body.thinking is None or body.thinking.display != "omitted"
-    stream = MessageStream(service.facts.name, show_thinking=shown)
+    # Claude Code sends back no thought of another model than the one it asked for.
+    stream = MessageStream(body.model or service.facts.name, show_thinking=shown)
     if body.stream:
         started, events = await begin(service, asked)
         return EventStream(_frames(stream, started, events), [events], _failed)
