@@ -28,7 +28,8 @@ def test_root_gives_the_page(client: TestClient, accept: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "accept", ["application/json", "application/json, text/plain, */*", "text/html;q=0.5, application/json"]
+    "accept",
+    ["application/json", "application/json, text/plain, */*", "text/html;q=0.5, application/json"],
 )
 def test_root_gives_json_to_those_who_ask(client: TestClient, accept: str) -> None:
     reply = client.get("/", headers={"Accept": accept})

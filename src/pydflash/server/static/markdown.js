@@ -178,6 +178,7 @@ const LINK =
   /!?\[((?:\\.|[^[\]\\]|\[[^[\]]{0,500}\]){0,1000})\]\( *<?((?:[^\s<>()]|\([^\s<>()]{0,500}\)){0,2000})>?(?: +(?:"[^"]{0,500}"|'[^']{0,500}'))? *\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"'`]{1,2000}/y;
 const MARKS = [
+  [/\*\*\*(?=[^\s*])([^]{0,2000}?[^\s*])\*\*\*(?!\*)/y, "em", "strong"],
   [/\*\*(?=[^\s*])([^]{0,2000}?[^\s])\*\*(?!\*)/y, "strong"],
   [/(?<!\w)__(?=[^\s_])([^]{0,2000}?[^\s])__(?!\w)/y, "strong"],
   [/~~(?=[^\s~])([^]{0,2000}?[^\s~])~~/y, "del"],
@@ -210,7 +211,8 @@ function inline(text, depth, inLink = false) {
       match = [trimAddress(match[0])];
       out += link(match[0], escapeHtml(match[0]));
     } else if ((match = emphasis(text, at))) {
-      out += `<${match.tag}>${inline(match[1], depth + 1, inLink)}</${match.tag}>`;
+      const html = inline(match[1], depth + 1, inLink);
+      out += match.tags.reduceRight((inner, tag) => `<${tag}>${inner}</${tag}>`, html);
     } else {
       match = [text[at]];
       out += escapeHtml(match[0]);
@@ -221,9 +223,9 @@ function inline(text, depth, inLink = false) {
 }
 
 function emphasis(text, at) {
-  for (const [pattern, tag] of MARKS) {
+  for (const [pattern, ...tags] of MARKS) {
     const match = matchAt(pattern, text, at);
-    if (match) return Object.assign(match, { tag });
+    if (match) return Object.assign(match, { tags });
   }
   return null;
 }

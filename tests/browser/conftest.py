@@ -1,0 +1,89 @@
+"""A headless Chromium and the scripted server. Needs the `browser` extra and Chromium on the PATH."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser.fake import FakeServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WAIT_S = 20.0
+Open = Callable[..., "Page"]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def until(page: "Page", what: str | Callable[[], bool]) -> None:
+    """Wait until a JavaScript expression, or a call, is true.
+
+    playwright's own wait for a function evaluates text inside the page, which the pages' policy forbids.
+    """
+    end = time.monotonic() + WAIT_S
+    while not (page.evaluate(what) if isinstance(what, str) else what()):
+        assert time.monotonic() < end, f"still waiting for {what}"
+        page.wait_for_timeout(20)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    # Imported here: only `make test-browser` installs it, and other suites collect this folder too.
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    with sync_playwright() as playwright:
+        # Without a Chromium of the system's own, playwright's is used, or says how to install it.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: FakeServer) -> FakeServer:
+    running.requests.clear()
+    running.key = ""
+    running.pause_s = 0.004
+    return running
+
+
+@pytest.fixture
+def open_page(browser: "Browser", server: FakeServer) -> Iterator[Open]:
+    """Opens a path in a browser profile of its own; script errors and foreign requests fail the test."""
+    wrong: list[str] = []
+    contexts = []
+
+    def note_request(url: str) -> None:
+        if urlsplit(url).scheme not in ("data", "blob") and not url.startswith(server.url):
+            wrong.append(f"asked another host: {url}")
+
+    def open_(path: str = "", **options: object) -> "Page":
+        context = browser.new_context(**options)  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(1000 * WAIT_S)
+        page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
+        page.on("request", lambda request: note_request(request.url))
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(message.text) if "Content Security" in message.text else None
+            ),
+        )
+        page.goto(server.url + path)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not wrong
