@@ -12,7 +12,7 @@ import pytest
 from tests.browser.fake import FakeServer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Playwright
 
 WAIT_S = 20.0
 Open = Callable[..., "Page"]
@@ -30,15 +30,19 @@ def until(page: "Page", what: str | Callable[[], bool]) -> None:
         page.wait_for_timeout(20)
 
 
+def chromium(playwright: "Playwright") -> "Browser":
+    """The system's Chromium ($CHROMIUM names one), else playwright's own, which says how to install it."""
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
     # Imported here: only `make test-browser` installs it, and other suites collect this folder too.
     from playwright.sync_api import sync_playwright
 
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
-        # Without a Chromium of the system's own, playwright's is used, or says how to install it.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = chromium(playwright)
         yield browser
         browser.close()
 
