@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.fake import FakeServer
+from tests.browser.live import LiveServer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Playwright
+    from playwright.sync_api import Browser, Page, Playwright, Request
 
 WAIT_S = 20.0
 Open = Callable[..., "Page"]
@@ -48,43 +48,43 @@ def browser() -> Iterator["Browser"]:
 
 
 @pytest.fixture(scope="session")
-def running() -> Iterator[FakeServer]:
-    with FakeServer() as server:
+def running() -> Iterator[LiveServer]:
+    with LiveServer() as server:
         yield server
 
 
 @pytest.fixture
-def server(running: FakeServer) -> FakeServer:
+def server(running: LiveServer) -> LiveServer:
     running.requests.clear()
-    running.key = ""
-    running.pause_s = 0.004
+    running.service.pause_s = 0.004
     return running
 
 
 @pytest.fixture
-def open_page(browser: "Browser", server: FakeServer) -> Iterator[Open]:
+def open_page(browser: "Browser", server: LiveServer) -> Iterator[Open]:
     """Opens a path in a browser profile of its own; script errors and foreign requests fail the test."""
     wrong: list[str] = []
     contexts = []
 
-    def note_request(url: str) -> None:
-        if urlsplit(url).scheme not in ("data", "blob") and not url.startswith(server.url):
-            wrong.append(f"asked another host: {url}")
+    def note(request: "Request", own: LiveServer) -> None:
+        own.note(request.url, request.post_data)
+        if urlsplit(request.url).scheme != "data" and not request.url.startswith(own.url):
+            wrong.append(f"asked another host: {request.url}")
 
-    def open_(path: str = "", **options: object) -> "Page":
+    def open_(path: str = "", own: LiveServer = server, **options: object) -> "Page":
         context = browser.new_context(**options)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(1000 * WAIT_S)
         page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-        page.on("request", lambda request: note_request(request.url))
+        page.on("request", lambda request: note(request, own))
         page.on(
             "console",
             lambda message: (
                 wrong.append(message.text) if "Content Security" in message.text else None
             ),
         )
-        page.goto(server.url + path)
+        page.goto(own.url + path)
         return page
 
     yield open_

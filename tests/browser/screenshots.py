@@ -5,7 +5,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import chromium, until
-from tests.browser.fake import FakeServer
+from tests.browser.live import LiveServer
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDE = (1100, 720)
@@ -56,7 +56,7 @@ PICTURES = {
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    with FakeServer() as server, sync_playwright() as playwright:
+    with LiveServer() as server, sync_playwright() as playwright:
         browser = chromium(playwright)
         for name, (act, (width, height), scheme) in PICTURES.items():
             page = browser.new_page(

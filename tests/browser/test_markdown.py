@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.fake import ANSWER, FakeServer
+from tests.browser.live import ANSWER, LiveServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -191,7 +191,7 @@ TABLE = {
 
 
 @pytest.fixture(scope="module")
-def page(browser: "Browser", running: FakeServer) -> Iterator["Page"]:
+def page(browser: "Browser", running: LiveServer) -> Iterator["Page"]:
     page = browser.new_page()
     page.goto(running.url)
     yield page

@@ -1,1 +1,1 @@
-"""The HTTP server: the APIs that tools already speak, over one service, and the pages for people."""
+"""The HTTP faces: routes that translate wire formats to the chat contract and back, on FastAPI."""

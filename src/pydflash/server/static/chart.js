@@ -99,6 +99,7 @@ export function treeChart({ tokens, parents, path, drawn }) {
     const rect = shape("rect", { x, y, width: box, height: 23, rx: 5 });
     parts.push(shape("g", { class: kind }, rect, label, shape("title", {}, node.text)));
   }
+  parts.sort((a, b) => rank(a) - rank(b)); // what was taken is drawn over what was not
   const width = (Math.max(...nodes.map((node) => node.depth)) + 1) * (box + gap) - gap + 2;
   const svg = shape("svg", { width, height: rows * line, role: "img" }, ...parts);
   const accepted = path.slice(1).map((node) => tokens[node]).join("");
@@ -108,6 +109,8 @@ export function treeChart({ tokens, parents, path, drawn }) {
   );
   return svg;
 }
+
+const rank = (part) => ["edge", "edge taken"].indexOf(part.getAttribute("class")) + 1 || 3;
 
 const sorted = (nodes, taken) => [...nodes].sort((a, b) => taken.has(b) - taken.has(a));
 

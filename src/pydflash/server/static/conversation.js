@@ -149,9 +149,8 @@ function figuresOf(final, clock) {
   const measured = clock.pieces > 1 && seconds > 0 ? (clock.pieces - 1) / seconds : undefined;
   return {
     tokens: usage.completion_tokens,
-    rate: timings.decode_tokens_per_sec ?? timings.predicted_per_second ?? measured,
-    acceptance:
-      usage.draft?.acceptance_length ?? usage.acceptance_length ?? timings.acceptance_length,
+    rate: timings.decode_tokens_per_sec ?? measured,
+    acceptance: usage.acceptance_length,
     first: clock.first ? (clock.first - clock.start) / 1000 : undefined,
     prompt: usage.prompt_tokens,
     cached: usage.prompt_tokens_details?.cached_tokens,

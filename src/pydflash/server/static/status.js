@@ -16,7 +16,8 @@ const byId = (id) => document.getElementById(id);
 const now = () => performance.now() / 1000;
 const rates = [];
 const acceptances = [];
-let tokenTimes = [];
+let arrived = [];
+let opened = null; // when the stream of events began
 let latest = "";
 let currentId = "";
 
@@ -26,26 +27,35 @@ function draw(status) {
   const history = status.perf_history ?? [];
   byId("model").textContent = status.model?.id ?? status.model ?? status.current?.model ?? "";
   say(status);
+  if (status.failure) complain(new Error(`The engine has stopped: ${status.failure}`));
   const rate = status.tokens_per_second ?? countedRate();
-  const acceptance = status.acceptance_length ?? history.at(-1)?.acceptance_length;
+  const trees = (status.draft_trees ?? []).filter((tree) => tree.parents && tree.path?.length);
+  const acceptance = acceptanceOf(status, trees) ?? history.at(-1)?.acceptance_length;
   sample(rates, rate);
   sample(acceptances, acceptance);
   tiles(byId("tiles"), {
-    Running: status.running ?? (status.current ? 1 : 0),
+    Running: status.running ?? status.live ?? (status.current ? 1 : 0),
     Waiting: status.waiting,
     "Tokens per second": rate?.toFixed(1),
-    "Acceptance length": acceptance?.toFixed(2),
+    "Acceptance length": acceptance?.toFixed(2), // null where nothing was drafted
     "Requests in all": status.total_requests,
     Up: status.uptime_s === undefined ? undefined : duration(status.uptime_s),
   });
   byId("rate").replaceChildren(lineChart(rates, "Tokens per second"));
   byId("acceptance").replaceChildren(lineChart(acceptances, "Acceptance length"));
-  drawTrees(status.draft_trees ?? []);
+  drawTrees(trees);
   drawCurrent(status.current);
   drawHistory(history);
   const cache = Object.entries(status.cache ?? {}).filter(([, value]) => typeof value !== "object");
   byId("cache-part").hidden = cache.length === 0;
   tiles(byId("cache"), Object.fromEntries(cache.map(([name, value]) => [words(name), value])));
+}
+
+/** Tokens a step as the server has it, or while one answers, the mean over the last trees. */
+function acceptanceOf(status, trees) {
+  if (typeof status.acceptance_length === "number") return status.acceptance_length;
+  if (status.phase !== "decode" || !trees.length) return undefined;
+  return trees.reduce((sum, tree) => sum + tree.path.length, 0) / trees.length; // accepted, and one drawn
 }
 
 /** The phase goes to a live region, so it is written only when it changes. */
@@ -130,19 +140,20 @@ function drawHistory(history) {
 
 // ---- tokens
 
-function addToken(text) {
+function addTokens(text, count) {
   latest = (latest + text).slice(-KEPT_TEXT);
-  tokenTimes.push(now());
+  arrived.push({ at: now(), count });
   byId("current-part").hidden = false;
   byId("latest").textContent = latest;
   byId("latest").scrollTop = byId("latest").scrollHeight;
 }
 
-/** Token events a second, for a server that gives no rate itself; undefined before the first. */
+/** Tokens a second as they were told; undefined before the first. */
 function countedRate() {
-  if (!tokenTimes.length) return undefined;
-  tokenTimes = tokenTimes.filter((at) => at > now() - RATE_WINDOW_S);
-  return tokenTimes.length / RATE_WINDOW_S;
+  if (opened === null) return undefined;
+  arrived = arrived.filter(({ at }) => at > now() - RATE_WINDOW_S);
+  const span = Math.min(RATE_WINDOW_S, Math.max(now() - opened, 1));
+  return arrived.reduce((sum, { count }) => sum + count, 0) / span;
 }
 
 // ---- the two sources
@@ -162,8 +173,9 @@ async function poll() {
   for (;;) {
     if (!document.hidden) {
       try {
-        draw(await requestJson("status/json"));
+        const status = await requestJson("status/json");
         complain(null);
+        draw(status);
       } catch (error) {
         complain(error);
       }
@@ -176,9 +188,13 @@ async function listen() {
   for (;;) {
     try {
       const response = await request("status/events");
+      opened ??= now();
       for await (const { event, data } of readEvents(response.body)) {
         if (event === "status") draw(JSON.parse(data));
-        if (event === "token") addToken(JSON.parse(data).text ?? "");
+        if (event === "token") {
+          const { text = "", tokens = 1 } = JSON.parse(data);
+          addTokens(text, tokens);
+        }
       }
     } catch {
       // The polling says what is wrong; here it is only tried again.
