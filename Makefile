@@ -9,17 +9,24 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow check bench size clean model
+.PHONY: demo test test-slow test-browser screenshots check bench size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
 	$(BIN)/pydflash run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/dev.stamp model
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not browser"
 
 test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
+
+# The pages in a headless Chromium: the one on the PATH (or CHROMIUM=...), else playwright's own.
+test-browser: $(VENV)/browser.stamp
+	$(BIN)/python -m pytest -m browser tests/browser
+
+screenshots: $(VENV)/browser.stamp
+	$(BIN)/python -m tests.browser.screenshots
 
 check: $(VENV)/dev.stamp size
 	$(BIN)/ruff format --check
@@ -66,4 +73,8 @@ $(VENV)/base.stamp: $(VENV)/torch.stamp pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,browser]'
 	touch $@

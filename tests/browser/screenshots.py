@@ -1,11 +1,12 @@
 """Redraw docs/images/: `make screenshots`. The answers are the scripted server's."""
 
+import json
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import chromium, until
-from tests.browser.live import LiveServer
+from tests.browser.live import TOOLS, LiveServer
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDE = (1100, 720)
@@ -27,10 +28,9 @@ def settings(page: Page) -> None:
 
 
 def tool(page: Page) -> None:
-    page.keyboard.type("Think first: what does a model do before it answers? think")
-    page.keyboard.press("Enter")
-    until(page, "document.querySelector('.assistant .figures')?.textContent")
-    page.locator(".reasoning summary").click()
+    page.locator("#open-settings").click()
+    page.locator("[name=tools]").fill(json.dumps(TOOLS))
+    page.keyboard.press("Escape")
     page.locator("#prompt").fill("How is the weather in Athens? Use the tool")
     page.keyboard.press("Enter")
     until(page, "document.querySelectorAll('.assistant .call-form').length")
@@ -38,9 +38,14 @@ def tool(page: Page) -> None:
 
 
 def status(page: Page) -> None:
+    """While an answer streams in another tab."""
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.keyboard.type("Count the words, endless")
+    other.keyboard.press("Enter")
     page.goto(page.url + "status")
-    page.locator("#trees svg").wait_for()
-    page.wait_for_timeout(6000)  # for the charts to have some samples
+    page.locator("#trees svg").first.wait_for()
+    page.wait_for_timeout(9000)  # for the charts to have some samples
 
 
 PICTURES = {
@@ -57,16 +62,18 @@ PICTURES = {
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with LiveServer() as server, sync_playwright() as playwright:
+        server.service.pause_s = 0.02
         browser = chromium(playwright)
         for name, (act, (width, height), scheme) in PICTURES.items():
-            page = browser.new_page(
+            context = browser.new_context(
                 viewport={"width": width, "height": height},
                 color_scheme="dark" if scheme == "dark" else "light",
             )
+            page = context.new_page()
             page.goto(server.url)
             act(page)
             page.screenshot(path=IMAGES / f"page-{name}.png")
-            page.close()
+            context.close()
         browser.close()
 
 
