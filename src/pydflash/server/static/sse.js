@@ -2,7 +2,7 @@
 
 /**
  * The events of a response body, as they arrive. A chunk may end anywhere, inside a character too.
- * Comments (keep-alives) and events without data are dropped, as the standard says.
+ * Comments, which keep a connection alive, and events without data are dropped, as the standard says.
  * @param {ReadableStream<Uint8Array>} body
  * @returns {AsyncGenerator<{event: string, data: string}>}
  */
