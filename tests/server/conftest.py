@@ -15,6 +15,11 @@ OpenAIClient = Callable[..., openai.AsyncOpenAI]
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
 def http() -> HttpClient:
     """Makes an httpx client of a service's application."""
 

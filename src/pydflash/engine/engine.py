@@ -201,7 +201,7 @@ class Engine:
         return dict(zip(rows, walks, strict=True))
 
     def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
-        params = sequence.request.params
+        params, steer = sequence.request.params, sequence.request.steer
         generated = sequence.num_generated + len(drawn)
         return Ask(
             params=params,
@@ -210,6 +210,7 @@ class Engine:
             generated=[*sequence.generated, *drawn] if has_penalties(params) else (),
             prompt=sequence.request.prompt,
             ban=self.eog if generated < params.min_tokens else frozenset(),
+            settle=steer.step if steer is not None else None,
         )
 
     def _finish(self, sequence: Sequence, drawn: list[int]) -> str | None:
@@ -218,6 +219,9 @@ class Engine:
         token = drawn[-1]
         if token in params.stop_token_ids or (token in self.eog and not params.ignore_eos):
             return "stop"
+        steer = sequence.request.steer
+        if steer is not None and steer.degenerate:
+            return "length"
         return "length" if sequence.num_generated + len(drawn) >= sequence.max_tokens else None
 
     def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Many[int]]:
@@ -245,7 +249,10 @@ class Engine:
         for w, path in zip(work, paths, strict=True):
             context = w.state.draft
             if context is not None and w.row.sequence.request.speculate:
-                rows = features[[first + node for node in path]]
+                if list(path) == list(range(len(path))):  # no copy where nothing was skipped
+                    rows = features[first : first + len(path)]
+                else:
+                    rows = features[[first + node for node in path]]
                 context.append(w.state.length - len(path), rows)
                 fed.append(context)
             first += w.tokens

@@ -4,7 +4,7 @@ import enum
 import itertools
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
@@ -26,6 +26,17 @@ class Phase(enum.Enum):
     FINISHED = enum.auto()
 
 
+class Steer(Protocol):
+    """Follows one answer and may put other tokens in place of those drawn: a thought closed by force."""
+
+    @property
+    def degenerate(self) -> bool:
+        """The answer is to end at its latest token: it only repeats itself."""
+
+    def step(self, sampled: int) -> int:
+        """Take the token drawn next; returns the one that counts. Called once a token, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to answer and how. `keep` names a conversation whose state outlives the request.
@@ -35,6 +46,8 @@ class Request:
     `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
     end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
     attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
+
+    `steer` belongs to this request alone.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +56,7 @@ class Request:
     keep: str | None = None
     speculate: bool = True
     capture_at: tuple[int, ...] = ()
+    steer: Steer | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
 

@@ -1,4 +1,4 @@
-"""Gate: what every request passes first: CORS, the key, the body's limit. Plain ASGI: streams pass through."""
+"""Gate: what every request passes first: CORS, the key, the body's limit. Plain ASGI, for streams."""
 
 import secrets
 from collections.abc import Iterable
@@ -23,13 +23,10 @@ _OPEN_UNDER = "/static/"
 class Gate:
     """Wraps the application."""
 
-    def __init__(
-        self, app: ASGIApp, *, cors: bool = True, api_key: str = "", max_body: int = MAX_BODY
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, cors: bool = True, api_key: str = "") -> None:
         self._app = app
         self._cors: Iterable[tuple[bytes, bytes]] = _CORS if cors else ()
         self._key = api_key.encode()
-        self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,7 +61,7 @@ class Gate:
                     {"www-authenticate": "Bearer"},
                 )
         size = headers.get("content-length", "0")
-        if size.isascii() and size.isdigit() and int(size[:20]) > self._max_body:
+        if size.isascii() and size.isdigit() and int(size[:20]) > MAX_BODY:
             return self._too_large()
         return None
 
@@ -75,11 +72,11 @@ class Gate:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._max_body:
+            if size > MAX_BODY:
                 raise self._too_large()
             return message
 
         return limited
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the request's body is larger than {self._max_body} bytes")
+        return HTTPException(413, f"the request's body is larger than {MAX_BODY} bytes")

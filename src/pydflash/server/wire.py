@@ -93,8 +93,9 @@ class EventStream(Response):
         try:
             while True:
                 step = step or asyncio.ensure_future(self._next())
+                waited: set[asyncio.Future[Any]] = {step, left}
                 await asyncio.wait(
-                    {step, left}, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED
+                    waited, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if left.done():
                     return
