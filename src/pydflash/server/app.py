@@ -16,6 +16,7 @@ from pydflash.server import (
     messages,
     meta,
     metrics,
+    pages,
     responses,
     text,
 )
@@ -32,6 +33,7 @@ _ROUTES = (
     responses.router,
     meta.router,
     metrics.router,
+    pages.router,
     text.router,
 )
 
