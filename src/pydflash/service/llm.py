@@ -1,4 +1,4 @@
-"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations that keep their state."""
+"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,16 +102,20 @@ class LLM:
         tokens: Sequence[int],
         params: SamplingParams,
         *,
-        keep: str | None = None,
         speculate: bool = True,
+        capture_at: Sequence[int] = (),
     ) -> Answer:
-        """Start a request on token ids. `keep` names a conversation whose state is kept.
+        """Start a request on token ids. `speculate`: verify drafts, which changes speed and nothing else.
 
-        `speculate`: verify drafts, which changes speed and nothing else.
+        `capture_at`: lengths of the prompt that later requests may come back to, see `Request`.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(
-            prompt=tuple(tokens), params=params, seed=seed, keep=keep, speculate=speculate
+            prompt=tuple(tokens),
+            params=params,
+            seed=seed,
+            speculate=speculate,
+            capture_at=tuple(capture_at),
         )
         return Answer(self._worker, self._worker.submit(request), self.tokenizer)
 
@@ -119,9 +123,9 @@ class LLM:
         """A dialogue that is not re-read at every turn."""
         return Conversation(self, system)
 
-    def forget(self, keep: str) -> None:
-        """Drop the state of a conversation."""
-        self._worker.forget(keep)
+    def forget(self) -> None:
+        """Drop what finished requests left for later ones to start from."""
+        self._worker.forget()
 
     def close(self) -> None:
         self._worker.close()
@@ -139,11 +143,10 @@ class LLM:
 
 
 class Conversation:
-    """Messages so far, and the state of the model after them."""
+    """Messages so far. The prefix cache remembers the model's state after them."""
 
     def __init__(self, llm: LLM, system: str | None) -> None:
         self._llm = llm
-        self._key = secrets.token_hex(8)
         self.system = system
         self.messages: list[dict[str, str]] = []
         self.stats: Finished | None = None
@@ -153,7 +156,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         head = [{"role": "system", "content": self.system}] if self.system else []
         tokens = self._llm.encode([*head, *asked])
-        events = self._llm.start(tokens, params or SamplingParams(), keep=self._key)
+        events = self._llm.start(tokens, params or SamplingParams())
         said: list[str] = []
         try:
             for event in events:
@@ -169,7 +172,6 @@ class Conversation:
     def reset(self) -> None:
         """Forget every message but the system prompt."""
         self.messages.clear()
-        self._llm.forget(self._key)
 
 
 def fold(events: Iterator[Event]) -> Completion:
