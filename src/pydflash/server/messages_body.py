@@ -12,7 +12,8 @@ from pydantic import Field
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
 from pydflash.server.fields import Body, SamplingFields, stops, template_switches, thinking
-from pydflash.service.chat import ChatRequest, Constraint, ModelFacts, ToolChoice
+from pydflash.service.chat import ChatRequest, ModelFacts, ToolChoice
+from pydflash.service.constraint import Constraint
 from pydflash.text.history import Content, PastCall, Turn
 from pydflash.text.json_text import dump
 from pydflash.text.thinking import ThinkingRequest

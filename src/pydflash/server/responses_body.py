@@ -15,7 +15,8 @@ from pydflash.server.fields import Body, SamplingFields, template_switches, thin
 from pydflash.server.responses_history import History
 from pydflash.server.responses_stream import Style
 from pydflash.server.responses_tools import Declared, choice_of, declared
-from pydflash.service.chat import ChatRequest, Constraint, ModelFacts
+from pydflash.service.chat import ChatRequest, ModelFacts
+from pydflash.service.constraint import Constraint
 from pydflash.text.history import Turn
 from pydflash.text.json_text import dump
 
