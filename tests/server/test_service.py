@@ -71,7 +71,7 @@ async def events_of(events: AsyncGenerator[ChatEvent, None]) -> list[ChatEvent]:
 
 
 def free_pages(loaded: Loaded) -> int:
-    return loaded.engine.states.pool.num_free
+    return loaded.engine.states.free()
 
 
 async def test_a_stream_begins_and_ends(service: ChatService) -> None:
