@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.conftest import Open, until
 from tests.browser.live import STATUS, LiveServer
-from tests.browser.test_chat import CONTRAST, focused
+from tests.browser.steps import CONTRAST, focused
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
