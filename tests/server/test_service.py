@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import json
+import re
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
@@ -17,10 +19,10 @@ from pydflash.service.chat import (
     ChatReply,
     ChatRequest,
     ChatStarted,
-    Constraint,
     ToolChoice,
     fold,
 )
+from pydflash.service.constraint import Constraint
 from pydflash.service.inbox import MOST, Inbox
 from pydflash.service.service import ChatService
 from pydflash.text.history import Turn
@@ -159,6 +161,42 @@ async def test_a_thought_is_closed_by_force(service: ChatService, speculate: boo
     assert _same(reply) == _same(other)
 
 
+@pytest.mark.parametrize("speculate", [True, False])
+async def test_a_constraint_holds_after_the_thought(service: ChatService, speculate: bool) -> None:
+    request = ask(
+        thinking=ThinkingRequest(asked=True, budget_tokens=12),
+        constraint=Constraint(kind="regex", text="(yes|no) [a-c]{5}"),
+        params={"max_tokens": 80, "ignore_eos": False},
+        speculate=speculate,
+    )
+    reply = await fold(service.stream(request))
+    assert re.fullmatch("(yes|no) [a-c]{5}", reply.content)
+    assert reply.reasoning
+    assert reply.finished.reason == "stop"
+
+
+@pytest.mark.parametrize("mode", ["required", "named"])
+async def test_a_call_can_be_demanded(service: ChatService, mode) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "enum": ["x", "y"]}},
+        "required": ["a"],
+    }
+    tools = Toolset([Tool(name="f", parameters=schema), Tool(name="g", parameters=schema)])
+    request = ask(
+        tools=tools,
+        tool_choice=ToolChoice(mode=mode, name="g" if mode == "named" else "", parallel=False),
+        params={"max_tokens": 200, "ignore_eos": False},
+    )
+    reply = await fold(service.stream(request))
+    assert reply.finished.reason == "tool_calls"
+    (call,) = reply.calls
+    assert call.complete
+    assert json.loads(call.arguments)["a"] in ("x", "y")
+    assert call.name == "g" or mode == "required"
+    assert reply.content == ""
+
+
 async def test_without_asking_there_is_no_thought(service: ChatService) -> None:
     reply = await fold(service.stream(ask()))
     assert reply.reasoning == ""
@@ -168,14 +206,17 @@ async def test_without_asking_there_is_no_thought(service: ChatService) -> None:
 async def test_what_cannot_be_is_refused_before_it_starts(service: ChatService) -> None:
     with pytest.raises(ContextLengthError, match=r"has \d+ tokens and the context holds 512"):
         await anext(service.stream(ask("x " * 600)))
-    constrained = dataclasses.replace(ask(), constraint=Constraint(kind="json_object"))
-    with pytest.raises(RequestError, match="constrain"):
-        await anext(service.stream(constrained))
-    forced = dataclasses.replace(
-        ask(), tools=Toolset([Tool(name="f")]), tool_choice=ToolChoice(mode="required")
+    broken = dataclasses.replace(ask(), constraint=Constraint(kind="regex", text="("))
+    with pytest.raises(RequestError, match="regex cannot be followed"):
+        await anext(service.stream(broken))
+    both = dataclasses.replace(
+        ask(),
+        tools=Toolset([Tool(name="f")]),
+        tool_choice=ToolChoice(mode="required"),
+        constraint=Constraint(kind="json_object"),
     )
-    with pytest.raises(RequestError, match="force"):
-        await anext(service.stream(forced))
+    with pytest.raises(RequestError, match="exclude each other"):
+        await anext(service.stream(both))
     with pytest.raises(RequestError, match="outside the vocabulary"):
         await anext(service.stream(ChatRequest(prompt=(10**6,))))
     with pytest.raises(RequestError, match="empty"):

@@ -17,6 +17,7 @@ from pydflash.errors import EngineError
 from pydflash.sampling import noise
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.filters import Candidates, best, filter_row, log_total
+from pydflash.sampling.mask import bits
 from pydflash.sampling.params import SamplingParams
 from pydflash.sampling.penalties import (
     apply_bias,
@@ -33,9 +34,9 @@ class Ask:
     """How one row is drawn.
 
     `seed` is the resolved one (params.seed may be None), `position` the absolute position of the token
-    being drawn, `generated` and `prompt` what came before it. `mask` is bool [V], True where allowed;
-    `ban` holds single ids that may not be drawn now (end of text before min_tokens). `settle` is told
-    the token drawn, once, and says which one counts (mostly the same).
+    being drawn, `generated` and `prompt` what came before it. `mask` has a bit for each token, set where
+    allowed (sampling/mask.py); `ban` holds single ids that may not be drawn now (end of text before
+    min_tokens). `settle` is told the token drawn, once, and says which one counts (mostly the same).
     """
 
     params: SamplingParams
@@ -43,7 +44,7 @@ class Ask:
     position: int
     generated: Sequence[int] = ()
     prompt: Sequence[int] = ()
-    mask: torch.Tensor | None = None
+    mask: bytes | None = None
     ban: frozenset[int] = frozenset()
     settle: Callable[[int], int] | None = None
 
@@ -119,7 +120,7 @@ class Sampler:
             apply_penalties(row, params, ask.generated, ask.prompt)
         apply_bias(row, params.logit_bias)
         if ask.mask is not None:
-            row[~ask.mask.to("cpu").numpy()] = -np.inf
+            row[~bits(ask.mask, self.vocab_size)] = -np.inf
         for token in ask.ban:
             row[token] = -np.inf
         return row

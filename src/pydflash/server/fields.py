@@ -11,7 +11,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
-from pydflash.service.chat import Constraint, ModelFacts
+from pydflash.service.chat import ModelFacts
+from pydflash.service.constraint import Constraint
 from pydflash.text.thinking import ThinkingRequest
 
 _MOST_SEED = 2**64
@@ -155,7 +156,7 @@ def constraint(
         found.append(Constraint(kind="regex", text=regex))
     kind = (response_format or {}).get("type", "text")
     if kind == "json_object":
-        found.append(Constraint(kind="json_object"))
+        found.append(Constraint(kind="json_object", param="response_format"))
     elif kind == "json_schema":
         # OpenAI's chat nests the schema, its Responses do not.
         assert response_format is not None
@@ -164,7 +165,7 @@ def constraint(
         if not isinstance(schema, Mapping):
             path = "response_format.json_schema.schema"
             raise RequestError(f"{path} must be a JSON schema, an object", param=path)
-        found.append(Constraint(kind="json_schema", text=dumps(schema)))
+        found.append(Constraint(kind="json_schema", text=dumps(schema), param="response_format"))
     elif kind != "text":
         raise RequestError(
             f"response_format.type is {kind!r}; choose text, json_object or json_schema",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from pydflash.sampling.params import SamplingParams
+from pydflash.service.constraint import Constraint
 from pydflash.service.events import Timings
 from pydflash.service.status import StatusBoard
 from pydflash.spec.stats import DraftStats
@@ -30,14 +31,6 @@ class ToolChoice:
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
     parallel: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
-    """What the answer's text must be. `text`: a JSON schema as JSON, a pattern, or a Lark grammar."""
-
-    kind: Literal["json_schema", "json_object", "regex", "grammar"]
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

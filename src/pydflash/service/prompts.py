@@ -10,6 +10,7 @@ from pathlib import Path
 from pydflash.config import ServerConfig
 from pydflash.errors import ConfigError, RequestError
 from pydflash.service.chat import ChatRequest
+from pydflash.service.constraint import Constraint
 from pydflash.text.budget import Markers, ThinkingBudget
 from pydflash.text.builtin import builtin_template
 from pydflash.text.cards import EFFORTS, ModelCard
@@ -110,6 +111,31 @@ class Prompts:
             ceiling=thinking.ceiling,
             reserve=thinking.reserve,
             max_output=thinking.max_output,
+        )
+
+    def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None:
+        """What the answer must be: what was asked for, or calls where `tool_choice` demands them.
+
+        It holds from the end of the thought on, where there is one. Raises RequestError.
+        """
+        choice, form = request.tool_choice, prompt.form
+        after = form.reasoning_close if form is not None and prompt.starts_in_reasoning else ""
+        if form is None or choice.mode not in ("required", "named"):
+            given = request.constraint
+            return replace(given, after=after) if given is not None and after else given
+        if request.constraint is not None:
+            raise RequestError(
+                f"tool_choice {choice.mode} and {request.constraint.param or 'a grammar'} exclude each "
+                "other: an answer is a call or the text asked for",
+                param="tool_choice",
+            )
+        return Constraint.calls(
+            form,
+            request.tools,
+            self.tokenizer.cut,
+            only=choice.name if choice.mode == "named" else None,
+            several=choice.parallel,
+            after=after,
         )
 
     def remember(self, prompt: Prompt, ids: Sequence[str], text: str, reasoning: str) -> None:

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from pydflash.config import EngineConfig, ServerConfig
 from pydflash.engine.request import Request, StepResult
-from pydflash.errors import EngineError, RequestError
+from pydflash.errors import ConfigError, EngineError, RequestError
+from pydflash.sampling.mask import Grammar
 from pydflash.service.answer import timings_of
 from pydflash.service.build import Loaded
 from pydflash.service.chat import (
@@ -25,6 +26,7 @@ from pydflash.service.chat import (
     ChatUsage,
     ModelFacts,
 )
+from pydflash.service.guidance import Guidance
 from pydflash.service.inbox import Inbox
 from pydflash.service.narrator import Narrator
 from pydflash.service.prompts import Prompt, Prompts, configured_card, template_from
@@ -60,6 +62,7 @@ class ChatService:
             template = template_from(config.chat_template_file, loaded.tokenizer)
         self._prompts = Prompts(loaded.tokenizer, template, arch=arch, card=card)
         self._tokenizer = loaded.tokenizer
+        self._guidance = Guidance(loaded.tokenizer)
         self._max_queue = config.max_queue
         self.facts = ModelFacts(
             name=config.model_name or loaded.path.stem,
@@ -96,9 +99,7 @@ class ChatService:
         """As `Chat.stream`."""
         try:
             self._admissible(request)
-            prompt = await asyncio.to_thread(
-                self._prompts.prepare, request, self.facts.max_ctx, self.facts.max_tokens
-            )
+            prompt, grammar = await asyncio.to_thread(self._prepare, request)
             budget = self._prompts.budget(prompt)
             seed = request.params.seed
             inbox = Inbox()
@@ -107,6 +108,7 @@ class ChatService:
                 params=replace(request.params, max_tokens=prompt.thinking.max_output),
                 seed=secrets.randbits(63) if seed is None else seed,
                 speculate=request.speculate,
+                grammar=grammar,
                 steer=budget,
             )
             ticket = self._worker.submit(asked, inbox.put)
@@ -170,18 +172,17 @@ class ChatService:
                 code="overloaded",
                 status=503,
             )
-        if request.constraint is not None:
-            raise RequestError(
-                f"this version cannot constrain an answer ({request.constraint.kind})",
-                code="unsupported",
-                param="response_format",
-            )
-        if request.tool_choice.mode in ("required", "named"):
-            raise RequestError(
-                "this version cannot force a tool call: use tool_choice auto or none",
-                code="unsupported",
-                param="tool_choice",
-            )
+
+    def _prepare(self, request: ChatRequest) -> tuple[Prompt, Grammar | None]:
+        """What takes time before a request can go to the engine. Raises RequestError."""
+        prompt = self._prompts.prepare(request, self.facts.max_ctx, self.facts.max_tokens)
+        constraint = self._prompts.constraint(request, prompt)
+        if constraint is None:
+            return prompt, None
+        try:
+            return prompt, self._guidance.compile(constraint)
+        except ConfigError as error:
+            raise RequestError(str(error), code="unsupported", param=constraint.param) from error
 
     def _check_engine(self, error: EngineError) -> None:
         """Has the engine itself stopped, or only this answer?"""

@@ -37,8 +37,9 @@ def verify(
 ) -> list[Walk]:
     """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
 
-    `ask(row, drawn)` states how to draw after the tokens drawn so far this round; `is_last(row, drawn)`
-    says that the latest drawn token ends the row, where plain decoding would have stopped.
+    `ask(row, drawn)` states how to draw after the tokens drawn so far this round, or raises the EngineError
+    that ends the row (its grammar cannot go on). `is_last(row, drawn)` says that the latest drawn token ends
+    the row, where plain decoding would have stopped.
     """
     rows = sampler.rows(logits)
     walks = []
@@ -47,7 +48,12 @@ def verify(
         walks.append(walk)
         drawn: list[int] = []
         while True:
-            draw = sampler.draw(rows[starts[r] + walk.path[-1]], ask(r, drawn))
+            try:
+                asked = ask(r, drawn)
+            except EngineError as error:
+                walk.error = error
+                break
+            draw = sampler.draw(rows[starts[r] + walk.path[-1]], asked)
             if isinstance(draw, EngineError):
                 walk.error = draw
                 break
