@@ -251,3 +251,26 @@ def test_uniforms_are_open_even_and_apart() -> None:
     other = noise.uniforms(counter, noise.key(0, 0, 1))
     assert abs(float(np.corrcoef(u, other)[0, 1])) < 0.01
     assert abs(float(np.corrcoef(u[:-1], u[1:])[0, 1])) < 0.01
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_settle_is_told_the_draw_and_its_word_counts(name: str) -> None:
+    sampler, row = Sampler(V), logits(1)[0]
+    plain = draw(sampler, row, Ask(params=PARAMS[name], seed=1, position=5))
+    told: list[int] = []
+
+    def keep(token: int) -> int:
+        told.append(token)
+        return token
+
+    kept = draw(sampler, row, Ask(params=PARAMS[name], seed=1, position=5, settle=keep))
+    assert kept == plain
+    assert told == [plain.token]
+    least = int(row.argmin())
+    forced = draw(
+        sampler, row, Ask(params=PARAMS[name], seed=1, position=5, settle=lambda _: least)
+    )
+    assert forced.token == least
+    if plain.logprob is not None:
+        assert forced.logprob is not None
+        assert forced.logprob < plain.logprob

@@ -19,6 +19,7 @@ from pydflash.errors import ConfigError, PydflashError
 VERBS = {
     "run": ("pydflash.cli.run:run", "Answer one prompt, given or piped in."),
     "chat": ("pydflash.cli.chat:chat", "Talk with a model."),
+    "serve": ("pydflash.cli.serve:serve", "Serve a model over HTTP."),
     "pull": ("pydflash.cli.pull:pull", "Fetch a model into the cache."),
     "models": ("pydflash.cli.models:models", "List the catalogue and what is on this machine."),
     "rm": ("pydflash.cli.rm:rm", "Delete a model from the cache."),

@@ -6,7 +6,7 @@ the lowest id.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,7 @@ class Ask:
     `seed` is the resolved one (params.seed may be None), `position` the absolute position of the token
     being drawn, `generated` and `prompt` what came before it. `mask` has a bit for each token, set where
     allowed (sampling/mask.py); `ban` holds single ids that may not be drawn now (end of text before
-    min_tokens).
+    min_tokens). `settle` is told the token drawn, once, and says which one counts (mostly the same).
     """
 
     params: SamplingParams
@@ -46,6 +46,7 @@ class Ask:
     prompt: Sequence[int] = ()
     mask: bytes | None = None
     ban: frozenset[int] = frozenset()
+    settle: Callable[[int], int] | None = None
 
 
 class Sampler:
@@ -96,12 +97,17 @@ class Sampler:
                 f"penalties and bias push logits at position {ask.position} beyond float32; soften them"
             )
         if params.is_greedy:
-            return self._reported(raw, likely, None, params)
+            return self._settled(raw, likely, None, ask)
         candidates = filter_row(row, params)
         counter = self._counter if candidates.ids is None else self._counter[candidates.ids]
         u = noise.uniforms(counter, noise.key(ask.seed, params.choice, ask.position))
         token = _winner(candidates, u)
-        return self._reported(raw, token, candidates, params)
+        return self._settled(raw, token, candidates, ask)
+
+    def _settled(self, raw: F32, token: int, candidates: Candidates | None, ask: Ask) -> Draw:
+        """The draw, or the token that `settle` puts in its place: the one that could be drawn then."""
+        counts = token if ask.settle is None else ask.settle(token)
+        return self._reported(raw, counts, candidates if counts == token else None, ask.params)
 
     def _adjusted(self, raw: F32, ask: Ask) -> F32:
         """The row after penalties, bias and masks; the raw one itself when none applies."""
