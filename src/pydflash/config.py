@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 KvFormat = Literal["f32", "f16", "bf16", "q8_0"]
+PrefixChoice = Literal["on", "prompts", "off"]
 OpsChoice = Literal["auto", "ref", "cpu"]
 
 
@@ -33,7 +34,12 @@ class StateConfig:
         0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx"
     )
     max_concurrency: int = option(1, "sequences that may run at once")
-    captures: int = option(1, "recurrent states kept per sequence to come back to")
+    prefix_cache: PrefixChoice = option(
+        "on",
+        "start from what earlier requests stored of the same beginning: on, prompts (only what is "
+        "bit-equal to reading it again, so no generated turns) or off",
+    )
+    captures: int = option(1, "recurrent states that each sequence may leave to start from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,9 @@ def train(
     with _bars(quiet=quiet) as tell:
         result = run(job, tell)
     _print_table(result.before, result.after)
+    if result.engine:
+        domains = ", ".join(f"{name} {length:.2f}" for name, length in result.engine.items())
+        print(f"in the engine, trees of 16 nodes: {domains}")
     for path in result.files:
         print(path)
 

@@ -90,11 +90,6 @@ class Engine:
 
     def _check_captures(self, request: Request) -> None:
         at, most = request.capture_at, self.states.captures
-        if at and request.keep is None:
-            raise RequestError(
-                "capture_at without keep: nothing of the request outlives it; name the conversation",
-                param="capture_at",
-            )
         bad = next((n for n in at if not 0 < n <= len(request.prompt)), None)
         if bad is not None:
             raise RequestError(
@@ -154,9 +149,10 @@ class Engine:
         return results
 
     def _admit(self, sequence: Sequence) -> None:
-        if not sequence.clock.started:
-            sequence.clock.started = time.perf_counter()
         self.states.admit(sequence)
+        if not sequence.clock.started:  # else it was preempted
+            sequence.clock.started = time.perf_counter()
+            sequence.cached = sequence.stored
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
@@ -245,7 +241,7 @@ class Engine:
         for w in work:
             w.row.sequence.stored = w.state.length
             if w.row.phase is Phase.PREFILL:
-                self.states.capture(w.row.sequence, self.scheduler.chunk)
+                self.states.offer(w.row.sequence)
         return paths
 
     def _feed(

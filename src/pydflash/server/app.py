@@ -9,7 +9,17 @@ from starlette.requests import Request
 
 from pydflash.config import ServerConfig
 from pydflash.errors import PydflashError
-from pydflash.server import chat, completions, errors, meta, metrics, text
+from pydflash.server import (
+    chat,
+    completions,
+    errors,
+    messages,
+    meta,
+    metrics,
+    pages,
+    responses,
+    text,
+)
 from pydflash.server.gate import Gate
 from pydflash.server.json import Json
 from pydflash.service.chat import Chat
@@ -19,8 +29,11 @@ log = logging.getLogger(__name__)
 _ROUTES = (
     chat.router,
     completions.router,
+    messages.router,
+    responses.router,
     meta.router,
     metrics.router,
+    pages.router,
     text.router,
 )
 

@@ -47,6 +47,8 @@ def body(
 ) -> dict[str, Any]:
     """An error's JSON."""
     if vendor == "anthropic":
+        if code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # by these words agents know to compact
         kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         error: dict[str, Any] = {"type": kind, "message": message}
         return {"type": "error", "error": error, "request_id": "req_" + secrets.token_hex(12)}

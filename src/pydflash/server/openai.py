@@ -43,16 +43,25 @@ def usage(finished: Sequence[ChatFinished], *, per_prompt: int | None = None) ->
         "completion_tokens_details": {
             "reasoning_tokens": sum(f.usage.reasoning_tokens for f in finished)
         },
-        "timings": timings(finished[0]),
+        **figures(finished),
     }
     drafts = [f.usage.draft for f in finished if f.usage.draft is not None]
     if drafts:
         nodes, accepted = sum(d.nodes for d in drafts), sum(d.accepted_nodes for d in drafts)
-        rounds, tokens = sum(d.rounds for d in drafts), sum(d.tokens for d in drafts)
         found["completion_tokens_details"] |= {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": nodes - accepted,
         }
+    return found
+
+
+def figures(finished: Sequence[ChatFinished]) -> dict[str, Any]:
+    """What no vendor has and every API of ours adds to its usage: times, and how drafts fared."""
+    found: dict[str, Any] = {"timings": timings(finished[0])}
+    drafts = [f.usage.draft for f in finished if f.usage.draft is not None]
+    if drafts:
+        nodes, accepted = sum(d.nodes for d in drafts), sum(d.accepted_nodes for d in drafts)
+        rounds, tokens = sum(d.rounds for d in drafts), sum(d.tokens for d in drafts)
         found["accept_rate"] = round(accepted / nodes, 4) if nodes else 0.0
         found["acceptance_length"] = round(tokens / rounds, 3) if rounds else 0.0
     return found

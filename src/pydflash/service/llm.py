@@ -1,4 +1,4 @@
-"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations that keep their state."""
+"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,23 +129,24 @@ class LLM:
         tokens: Sequence[int],
         params: SamplingParams,
         *,
-        keep: str | None = None,
         speculate: bool = True,
         constraint: Constraint | None = None,
+        capture_at: Sequence[int] = (),
     ) -> Answer:
-        """Start a request on token ids. `keep` names a conversation whose state is kept.
+        """Start a request on token ids. `speculate`: verify drafts, which changes speed and nothing else.
 
-        `speculate`: verify drafts, which changes speed and nothing else. `constraint`: what the answer must
-        be a text of; RequestError if it is bad, ConfigError if the `grammar` extra is not installed.
+        `constraint`: what the answer must be a text of; RequestError if it is bad, ConfigError if the
+        `grammar` extra is not installed. `capture_at`: lengths of the prompt that later requests may come
+        back to, see `Request`.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(
             prompt=tuple(tokens),
             params=params,
             seed=seed,
-            keep=keep,
-            speculate=speculate,
             grammar=self._guidance.compile(constraint) if constraint is not None else None,
+            speculate=speculate,
+            capture_at=tuple(capture_at),
         )
         return Answer(self._worker, self._worker.submit(request), self.tokenizer)
 
@@ -159,9 +160,9 @@ class LLM:
         """A dialogue that is not re-read at every turn."""
         return Conversation(self, system)
 
-    def forget(self, keep: str) -> None:
-        """Drop the state of a conversation."""
-        self._worker.forget(keep)
+    def forget(self) -> None:
+        """Drop what finished requests left for later ones to start from."""
+        self._worker.forget()
 
     def close(self) -> None:
         self._worker.close()
@@ -179,11 +180,10 @@ class LLM:
 
 
 class Conversation:
-    """Messages so far, and the state of the model after them."""
+    """Messages so far. The prefix cache remembers the model's state after them."""
 
     def __init__(self, llm: LLM, system: str | None) -> None:
         self._llm = llm
-        self._key = secrets.token_hex(8)
         self.system = system
         self.messages: list[dict[str, str]] = []
         self.stats: Finished | None = None
@@ -193,7 +193,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         head = [{"role": "system", "content": self.system}] if self.system else []
         tokens = self._llm.encode([*head, *asked])
-        events = self._llm.start(tokens, params or SamplingParams(), keep=self._key)
+        events = self._llm.start(tokens, params or SamplingParams())
         said: list[str] = []
         try:
             for event in events:
@@ -209,7 +209,6 @@ class Conversation:
     def reset(self) -> None:
         """Forget every message but the system prompt."""
         self.messages.clear()
-        self._llm.forget(self._key)
 
 
 def fold(events: Iterator[Event]) -> Completion:

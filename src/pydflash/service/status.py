@@ -115,7 +115,7 @@ class StatusBoard:
         if first:
             self._status()
         if text:
-            self._tell(Notice("token", {"text": text}))
+            self._tell(Notice("token", {"text": text, "tokens": tokens}))
 
     def finish(self, running: Running, finished: "ChatFinished | None") -> None:
         """The end of a request; None if it failed or its client left."""

@@ -69,9 +69,9 @@ class Worker:
         """Stop a request; harmless when it is over."""
         self._inbox.put(lambda: self._abort(ticket))
 
-    def forget(self, keep: str) -> None:
-        """Drop what a conversation kept."""
-        self._inbox.put(lambda: self._engine.states.forget(keep))
+    def forget(self) -> None:
+        """Drop what finished requests left for others to start from."""
+        self._inbox.put(self._engine.states.forget)
 
     def close(self) -> None:
         """End every open request and stop the thread."""

@@ -20,6 +20,7 @@ from pydflash.train import documents as docs
 from pydflash.train.batches import collate
 from pydflash.train.dense import ARCHITECTURES, DenseTarget
 from pydflash.train.documents import Document
+from pydflash.train.engine_check import engine_acceptance
 from pydflash.train.export import target_card, trained_card, write_card, write_drafter
 from pydflash.train.features import nbytes_of
 from pydflash.train.harvest import Harvest, harvest
@@ -50,13 +51,16 @@ class Job:
     type: str = "Q8_0"
     dialects: tuple[str, ...] = ("dflash-draft",)
     resume: bool = False
+    checked: int = 4  # held-out documents of each domain that the engine answers at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Files written, and tokens a round of held-out documents before and after."""
+    """Files written; tokens a round of held-out documents, replayed before and after, and by the engine
+    with trees of 16 nodes."""
 
     files: tuple[Path, ...]
+    engine: dict[str, float]
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]]
 
@@ -88,8 +92,17 @@ def run(job: Job, tell: Tell = lambda stage, share, words: None) -> Result:
     after = trainer.measure(trees=(4, 8, 16, 32))
     trainer.use(trainer.average)
     tell("writing", 1.0, "")
-    files = _write(job, trainer, checkpoint, before, after)
-    return Result(files=files, before=before, after=after)
+    files = _write(job, trainer, checkpoint, after)
+    engine: dict[str, float] = {}
+    if "dflash-draft" in job.dialects:
+        tell("checking in the engine", 0.0, "")
+        engine = engine_acceptance(
+            job.target, job.out / "drafter.gguf", trainer.held, each=job.checked, budget=16
+        )
+    card_file = whole_card(job, trainer.net.config, before, after, engine)
+    files += (write_card(job.out / "card.json", card_file),)
+    files += (write_plot(job.out / "training.svg", trainer.history),)
+    return Result(files=files, engine=engine, before=before, after=after)
 
 
 def pick_device(name: str) -> torch.device:
@@ -196,7 +209,6 @@ def _write(
     job: Job,
     trainer: Trainer,
     checkpoint: Checkpoint,
-    before: dict[str, dict[str, float]],
     after: dict[str, dict[str, float]],
 ) -> tuple[Path, ...]:
     net, config = trainer.net, trainer.net.config
@@ -225,8 +237,6 @@ def _write(
                 head=net.head.float().cpu(),
             )
         )
-    files.append(write_card(job.out / "card.json", whole_card(job, config, before, after)))
-    files.append(write_plot(job.out / "training.svg", trainer.history))
     return tuple(files)
 
 
@@ -235,6 +245,7 @@ def whole_card(
     config: DraftConfig,
     before: dict[str, dict[str, float]],
     after: dict[str, dict[str, float]],
+    engine: dict[str, float],
 ) -> dict[str, Any]:
     """Everything a reader may ask of a drafter."""
     return {
@@ -243,5 +254,5 @@ def whole_card(
         "network": asdict(job.network),
         "recipe": asdict(job.recipe),
         "harvest": asdict(job.harvest),
-        "tokens_a_round": {"untrained": before, "trained": after},
+        "tokens_a_round": {"untrained": before, "trained": after, "engine, tree 16": engine},
     }
