@@ -91,7 +91,7 @@ def test_a_call_that_is_demanded_comes(url: str) -> None:
                 "input_schema": TOOL["parameters"],
             }
         ],
-        tool_choice={"type": "any"},
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
     assert message.stop_reason == "tool_use"
     call = message.content[-1]
@@ -105,5 +105,6 @@ def test_a_call_that_is_demanded_comes(url: str) -> None:
         input="How is the weather in Rome?",
         tools=[{"type": "function", "strict": False, **TOOL}],  # type: ignore[list-item]
         tool_choice="required",
+        parallel_tool_calls=False,
     )
     assert [item.type for item in response.output] == ["function_call"]
