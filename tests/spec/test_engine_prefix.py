@@ -40,9 +40,9 @@ def overlapping(dice: random.Random, count: int) -> list[Request]:
     stems = [[dice.randrange(3, 300) for _ in range(220)] for _ in range(2)]
     asked = []
     for i in range(count):
-        stem = dice.choice(stems)[: dice.choice([20, 64, 65, 100, 128, 150, 200])]
+        stem = dice.choice(stems)[: dice.choice([20, 64, 65, 100, 128, 150])]
         rest = [dice.randrange(3, 300) for _ in range(dice.choice([0, 1, 9, 40]))]
-        hot = SamplingParams(max_tokens=dice.randrange(1, 24), temperature=0.8, ignore_eos=True)
+        hot = SamplingParams(max_tokens=dice.randrange(1, 64), temperature=0.8, ignore_eos=True)
         prompt = (*stem, *rest)
         marks = sorted({dice.randrange(1, len(prompt) + 1) for _ in range(2)})
         asked.append(Request(prompt=prompt, params=hot, seed=i, capture_at=tuple(marks)))
@@ -72,7 +72,7 @@ def same_bits(a: Snapshot, b: Snapshot) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("pages", [12, 48])
+@pytest.mark.parametrize("pages", [10, 48])
 def test_shared_beginnings_change_no_token(path: Path, pages: int, seed: int) -> None:
     """Random overlapping prompts, several at once, in a pool that forces preemption and one that does not."""
     dice = random.Random(seed)
@@ -94,7 +94,7 @@ def test_shared_beginnings_change_no_token(path: Path, pages: int, seed: int) ->
     preempted = _count_preemptions(engine)
     done = _finished(engine)
     assert run(engine, asked, sorted(dice.randrange(60) for _ in asked)) == plain
-    assert bool(preempted) == (pages == 12)
+    assert bool(preempted) == (pages == 10)
     assert sum(s.cached for s in done) > 0
     assert all(s.cached % CHUNK == 0 and s.cached < s.num_prompt for s in done)
 
@@ -176,19 +176,19 @@ def test_a_beginning_is_shared_while_its_first_reader_runs(path: Path) -> None:
 def test_a_failed_answer_leaves_nothing(path: Path) -> None:
     engine = make_engine(path, chunk=CHUNK)
     prompt = list(range(10, 90))
-    forward = engine.model.forward
+    model = engine.model
 
     def broken(*args):  # type: ignore[no-untyped-def]
-        output = forward(*args)
+        output = model.forward(*args)
         output.logits[:] = float("nan")
         return output
 
-    engine.model.forward = broken  # type: ignore[method-assign]
+    engine.model = type("Broken", (), {"forward": staticmethod(broken), "vocab_size": 320})()
     sequence = engine.add(Request(prompt=tuple(prompt), params=GREEDY, seed=1))
     while not engine.is_idle:
         engine.step()
     assert sequence.finish == "error"
-    engine.model.forward = forward  # type: ignore[method-assign]
+    engine.model = model
     assert ask(engine, prompt).cached == 0
 
 
