@@ -43,6 +43,7 @@ class Loaded:
     """Everything a face needs of a model that is ready to answer."""
 
     name: str
+    path: Path
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -147,6 +148,7 @@ def load(
     )
     return Loaded(
         name=checkpoint.meta.str("general.name", default=path.stem),
+        path=path,
         engine=engine,
         tokenizer=tokenizer,
         template=template,

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -13,8 +13,11 @@ from pydflash.engine.request import Request
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.answer import Answer
 from pydflash.service.build import Loaded, load
+from pydflash.service.constraint import Constraint
 from pydflash.service.events import Event, Finished, TextDelta, TokenLogprob
+from pydflash.service.guidance import Guidance
 from pydflash.service.worker import Worker
+from pydflash.text.formats import detect
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -44,6 +47,7 @@ class LLM:
         path = model if isinstance(model, Path) else catalog.resolve(model)
         self.loaded: Loaded = load(path, config or EngineConfig(), progress=progress)
         self.tokenizer = self.loaded.tokenizer
+        self._guidance = Guidance(self.tokenizer)
         self._worker = Worker(self.loaded.engine)
 
     @property
@@ -53,37 +57,60 @@ class LLM:
 
     @overload
     def generate(
-        self, prompt: str | list[int], params: SamplingParams | None = None
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], params: SamplingParams | None = None
+        self,
+        prompt: list[str] | list[list[int]],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> list[Completion]: ...
     def generate(
         self,
         prompt: str | list[int] | list[str] | list[list[int]],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Completion | list[Completion]:
         """Continue a prompt (text or token ids), or several at once."""
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return fold(self.stream(prompt, params))
-        streams = [self.stream(p, params) for p in prompt]  # type: ignore[arg-type]
+            return fold(self.stream(prompt, params, constraint=constraint))
+        streams = [self.stream(p, params, constraint=constraint) for p in prompt]  # type: ignore[arg-type]
         return [fold(stream) for stream in streams]
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+        **template: Any,
     ) -> Completion:
         """Answer a conversation. `template` arguments reach the chat template."""
-        return fold(self.stream(messages, params, **template))
+        return fold(self.stream(messages, params, constraint=constraint, **template))
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
         **template: Any,
     ) -> Iterator[Event]:
-        """The answer as it comes. The request starts now; closing the iterator aborts it."""
-        return self.start(self.encode(prompt, **template), params or SamplingParams())
+        """The answer as it comes. The request starts now; closing the iterator aborts it.
+
+        A constraint holds from the end of the reasoning on if the prompt leaves the model inside it.
+        """
+        tokens = self.encode(prompt, **template)
+        if constraint is not None and not constraint.after:
+            constraint = replace(constraint, after=self._reasoning_close(tokens))
+        return self.start(tokens, params or SamplingParams(), constraint=constraint)
 
     def encode(self, prompt: Prompt | Sequence[Message], **template: Any) -> list[int]:
         """Token ids of a prompt: text, ids, or messages through the chat template."""
@@ -103,21 +130,31 @@ class LLM:
         params: SamplingParams,
         *,
         speculate: bool = True,
+        constraint: Constraint | None = None,
         capture_at: Sequence[int] = (),
     ) -> Answer:
         """Start a request on token ids. `speculate`: verify drafts, which changes speed and nothing else.
 
-        `capture_at`: lengths of the prompt that later requests may come back to, see `Request`.
+        `constraint`: what the answer must be a text of; RequestError if it is bad, ConfigError if the
+        `grammar` extra is not installed. `capture_at`: lengths of the prompt that later requests may come
+        back to, see `Request`.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(
             prompt=tuple(tokens),
             params=params,
             seed=seed,
+            grammar=self._guidance.compile(constraint) if constraint is not None else None,
             speculate=speculate,
             capture_at=tuple(capture_at),
         )
         return Answer(self._worker, self._worker.submit(request), self.tokenizer)
+
+    def _reasoning_close(self, tokens: Sequence[int]) -> str:
+        """What ends the reasoning that a prompt leaves open, "" if it leaves none."""
+        form = detect(self.loaded.template.source, self.loaded.engine.model.arch)
+        end = self.tokenizer.decode(tokens[-16:], continuing=True)
+        return form.reasoning_close if form.opens_reasoning(end) else ""
 
     def conversation(self, system: str | None = None) -> "Conversation":
         """A dialogue that is not re-read at every turn."""

@@ -1,0 +1,1 @@
+"""Training of drafters: text by the target itself, its features, a network, a file."""
