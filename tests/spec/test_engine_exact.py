@@ -226,8 +226,8 @@ def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:
 def test_kept_state_yields_to_running_sequences(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, pages=8)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    for _ in "ab":
-        run(engine, [Request(prompt=tuple(range(3, 90)), params=params, seed=1)])
+    for first in (3, 4):
+        run(engine, [Request(prompt=tuple(range(first, 90)), params=params, seed=1)])
     run(engine, [Request(prompt=tuple(range(3, 150)), params=params, seed=1)])
     engine.states.check()
 
