@@ -98,37 +98,14 @@ INL I lookup16(I x, const uint8_t* table) {
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
 
-// a[r] += w * x[r]. Four sums and more stay in registers together: what gives way to them is a scale or a minimum,
-// which is only read, and not a sum, whose next fma would wait for the store and the load.
+// a[r] += w * x[r]. Tied to registers: what gives way to sums is a scale or a minimum, which is only read, and not
+// another sum, whose next fma would wait for the store and the load.
 template <int R>
 INL void add_rows(V* a, V w, const float* x) {
-#define PF_SUM(r) "+x"(a[r].a), "+x"(a[r].b)
-  __m256 t;
-  if constexpr (R == 4)
-    asm("vbroadcastss %[x], %[t]\n\tvfmadd231ps %[t], %[wa], %0\n\tvfmadd231ps %[t], %[wb], %1\n\t"
-        "vbroadcastss 4+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %2\n\tvfmadd231ps %[t], %[wb], %3\n\t"
-        "vbroadcastss 8+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %4\n\tvfmadd231ps %[t], %[wb], %5\n\t"
-        "vbroadcastss 12+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %6\n\tvfmadd231ps %[t], %[wb], %7"
-        : PF_SUM(0), PF_SUM(1), PF_SUM(2), PF_SUM(3), [t] "=&x"(t)
-        : [wa] "x"(w.a), [wb] "x"(w.b), [x] "o"(*(const float(*)[R])x));
-  else if constexpr (R == 5)
-    asm("vbroadcastss %[x], %[t]\n\tvfmadd231ps %[t], %[wa], %0\n\tvfmadd231ps %[t], %[wb], %1\n\t"
-        "vbroadcastss 4+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %2\n\tvfmadd231ps %[t], %[wb], %3\n\t"
-        "vbroadcastss 8+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %4\n\tvfmadd231ps %[t], %[wb], %5\n\t"
-        "vbroadcastss 12+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %6\n\tvfmadd231ps %[t], %[wb], %7\n\t"
-        "vbroadcastss 16+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %8\n\tvfmadd231ps %[t], %[wb], %9"
-        : PF_SUM(0), PF_SUM(1), PF_SUM(2), PF_SUM(3), PF_SUM(4), [t] "=&x"(t)
-        : [wa] "x"(w.a), [wb] "x"(w.b), [x] "o"(*(const float(*)[R])x));
-  else if constexpr (R == 6)
-    asm("vbroadcastss %[x], %[t]\n\tvfmadd231ps %[t], %[wa], %0\n\tvfmadd231ps %[t], %[wb], %1\n\t"
-        "vbroadcastss 4+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %2\n\tvfmadd231ps %[t], %[wb], %3\n\t"
-        "vbroadcastss 8+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %4\n\tvfmadd231ps %[t], %[wb], %5\n\t"
-        "vbroadcastss 12+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %6\n\tvfmadd231ps %[t], %[wb], %7\n\t"
-        "vbroadcastss 16+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %8\n\tvfmadd231ps %[t], %[wb], %9\n\t"
-        "vbroadcastss 20+%[x], %[t]\n\tvfmadd231ps %[t], %[wa], %10\n\tvfmadd231ps %[t], %[wb], %11"
-        : PF_SUM(0), PF_SUM(1), PF_SUM(2), PF_SUM(3), PF_SUM(4), PF_SUM(5), [t] "=&x"(t)
-        : [wa] "x"(w.a), [wb] "x"(w.b), [x] "o"(*(const float(*)[R])x));
-  else
-    for (int r = 0; r < R; r++) a[r] = fma(w, vset(x[r]), a[r]);
-#undef PF_SUM
+  for (int r = 0; r < R; r++) {
+    __m256 t;
+    asm("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
+        : "+x"(a[r].a), "+x"(a[r].b), "=&x"(t)
+        : "m"(x[r]), "x"(w.a), "x"(w.b));
+  }
 }
