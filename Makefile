@@ -7,19 +7,32 @@ BIN    := $(VENV)/bin
 MODEL  := smollm2-135m
 PROMPT ?= Explain in two sentences why the sky is blue.
 CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
+AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow check bench size clean model
+.PHONY: demo test test-slow test-clients test-browser screenshots check bench size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
 	$(BIN)/pydflash run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/dev.stamp model
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not clients and not browser"
 
 test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
+
+# The agents that people point at this server, as npm has them today. Needs Node 20+.
+test-clients: $(VENV)/dev.stamp
+	npm install --prefix .clients --no-audit --no-fund $(AGENTS)
+	PYDFLASH_CLIENTS=.clients $(BIN)/python -m pytest -m clients tests/clients
+
+# The pages in a headless Chromium: the one on the PATH (or CHROMIUM=...), else playwright's own.
+test-browser: $(VENV)/browser.stamp
+	$(BIN)/python -m pytest -m browser tests/browser
+
+screenshots: $(VENV)/browser.stamp
+	$(BIN)/python -m tests.browser.screenshots
 
 check: $(VENV)/dev.stamp size
 	$(BIN)/ruff format --check
@@ -46,7 +59,7 @@ size:
 	  END { exit bad }'
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -66,4 +79,8 @@ $(VENV)/base.stamp: $(VENV)/torch.stamp pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,browser]'
 	touch $@

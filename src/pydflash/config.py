@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 KvFormat = Literal["f32", "f16", "bf16", "q8_0"]
+PrefixChoice = Literal["on", "prompts", "off"]
 OpsChoice = Literal["auto", "ref", "cpu"]
 
 
@@ -33,7 +34,12 @@ class StateConfig:
         0, "KV pages of 32 positions; 0 means enough for every sequence at max_ctx"
     )
     max_concurrency: int = option(1, "sequences that may run at once")
-    captures: int = option(1, "recurrent states kept per sequence to come back to")
+    prefix_cache: PrefixChoice = option(
+        "on",
+        "start from what earlier requests stored of the same beginning: on, prompts (only what is "
+        "bit-equal to reading it again, so no generated turns) or off",
+    )
+    captures: int = option(1, "recurrent states that each sequence may leave to start from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +83,46 @@ class EngineConfig:
     state: StateConfig = field(default_factory=StateConfig)
     step: StepConfig = field(default_factory=StepConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeStateConfig(StateConfig):
+    """A server's memory: several sequences at once."""
+
+    max_concurrency: int = option(8, "sequences that may run at once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeEngineConfig(EngineConfig):
+    """The engine of a server."""
+
+    state: ServeStateConfig = field(default_factory=ServeStateConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server, and what requests get that do not say. 0 means the model card's figure."""
+
+    host: str = option("127.0.0.1", "address to listen at; 0.0.0.0 for every interface")
+    port: int = option(8080, "port to listen at; 0 takes a free one")
+    model_name: str = option("", "the model's name in replies; default: its file's name")
+    api_key: str = option("", "key that clients must send; without one everybody may ask")
+    no_cors: bool = option(False, "do not allow pages of other sites to ask")
+    default_max_tokens: int = option(
+        0, "tokens of an answer when the request does not say", flag="--max-tokens"
+    )
+    max_queue: int = option(256, "requests under way or waiting; more are refused with 503")
+    chat_template_file: str = option("", "Jinja file to use in place of the model's chat template")
+    think_max_tokens: int = option(0, "tokens of the longest thought")
+    hard_limit_reply_budget: int = option(0, "tokens kept for the answer when a thought is cut off")
+    reasoning_effort_low: int = option(0, "tokens of a thought at effort low")
+    reasoning_effort_medium: int = option(0, "tokens of a thought at effort medium")
+    reasoning_effort_high: int = option(0, "tokens of a thought at effort high")
+    reasoning_effort_x_high: int = option(0, "tokens of a thought at effort x-high")
+    reasoning_effort_max: int = option(0, "tokens of a thought at effort max")
+    ssl_certfile: str = option("", "certificate (PEM), for https")
+    ssl_keyfile: str = option("", "the certificate's private key (PEM)")
+    log_json: bool = option(False, "log one JSON object a line")
+    shutdown_s: float = option(
+        20.0, "seconds that running answers get to end when the server is stopped"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pydflash.config import EngineConfig, RuntimeConfig, StateConfig, StepConfig
+from pydflash.config import EngineConfig, RuntimeConfig, SpecConfig, StateConfig, StepConfig
 from pydflash.engine.memory import RESERVE_BYTES, plan_memory
 from pydflash.engine.request import Request
 from pydflash.errors import CapacityError
@@ -72,6 +72,7 @@ def test_plan_counts_what_a_step_takes(tmp_path: Path) -> None:
         runtime=RuntimeConfig(ops="ref", threads=1),
         state=STATE,
         step=StepConfig(max_exact_rows=7, prefill_chunk=32),
+        spec=SpecConfig(no_speculation=True),
     )
     loaded = load(path, config)
     plan, model = loaded.plan, loaded.engine.model

@@ -195,9 +195,9 @@ def test_a_conversation_keeps_its_drafter_context(path: Path) -> None:
     engine = make_engine(path, running=2, speculate=network(config, TREES["chain"], window=128))
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     prompt = list(range(10, 60))
-    first = Request(prompt=tuple(prompt), params=params, seed=1, keep="talk")
+    first = Request(prompt=tuple(prompt), params=params, seed=1)
     said = run(engine, [first])[0]
-    again = Request(prompt=(*prompt, *said, 70, 71), params=params, seed=1, keep="talk")
+    again = Request(prompt=(*prompt, *said, 70, 71), params=params, seed=1)
     sequence = engine.add(again)
     engine.step()
     context = engine.states.of(sequence).draft

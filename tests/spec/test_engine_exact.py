@@ -21,6 +21,7 @@ from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, Proposer, Spent
 from pydflash.state.base import recurrent_specs
+from pydflash.state.cache import PrefixCache
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
@@ -41,6 +42,7 @@ def make_engine(
     max_ctx: int = 256,
     slots: int = 0,
     captures: int = 1,
+    cache: str = "on",
     speculate: Speculate | None = None,
 ) -> Engine:
     """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for."""
@@ -54,12 +56,15 @@ def make_engine(
     rings = None
     if speculate is not None:
         proposer, rings = speculate(model, table, running)
+    pool = PagePool(pages)
+    prefixes = PrefixCache(pool, recurrent, grid=chunk, answers=cache == "on")
     states = States(
-        PagePool(pages),
+        pool,
         kv,
         recurrent,
         layer_states(specs, kv, recurrent),
         rings=rings,
+        cache=None if cache == "off" else prefixes,
         captures=captures,
     )
     return Engine(
@@ -201,9 +206,9 @@ def test_drafts_change_speed_never_text(path: Path, seed: int) -> None:
 def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    first = Request(prompt=tuple(range(10, 60)), params=params, seed=1, keep="talk")
+    first = Request(prompt=tuple(range(10, 60)), params=params, seed=1)
     said = run(engine, [first])[0]
-    again = Request(prompt=(*first.prompt, *said, 70, 71), params=params, seed=1, keep="talk")
+    again = Request(prompt=(*first.prompt, *said, 70, 71), params=params, seed=1)
     results: list[StepResult] = []
     engine.add(again)
     while not engine.is_idle:
@@ -213,7 +218,7 @@ def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:
     assert sequence.cached == len(first.prompt) + len(said) - 1
     fresh = Request(prompt=again.prompt, params=params, seed=1)
     assert run(make_engine(tiny_llama), [fresh])[0] == sequence.generated
-    engine.states.forget("talk")
+    engine.states.forget()
     engine.states.check()
     assert engine.states.pool.num_free == engine.states.pool.num_pages
 
@@ -221,8 +226,8 @@ def test_kept_conversation_is_not_read_again(tiny_llama: Path) -> None:
 def test_kept_state_yields_to_running_sequences(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, pages=8)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    for name in "ab":
-        run(engine, [Request(prompt=tuple(range(3, 90)), params=params, seed=1, keep=name)])
+    for first in (3, 4):
+        run(engine, [Request(prompt=tuple(range(first, 90)), params=params, seed=1)])
     run(engine, [Request(prompt=tuple(range(3, 150)), params=params, seed=1)])
     engine.states.check()
 
@@ -232,9 +237,9 @@ def test_abort_frees_pages_at_once(tiny_llama: Path) -> None:
     request = Request(prompt=tuple(range(3, 90)), params=SamplingParams(), seed=1)
     sequence = engine.add(request)
     engine.step()
-    assert engine.states.pool.num_free < engine.states.pool.num_pages
+    assert engine.states.free() < engine.states.pool.num_pages
     assert engine.abort(request.id) is sequence
-    assert engine.states.pool.num_free == engine.states.pool.num_pages
+    assert engine.states.free() == engine.states.pool.num_pages
     assert engine.is_idle
     assert engine.abort(request.id) is None
 

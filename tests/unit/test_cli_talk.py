@@ -14,6 +14,7 @@ from pydflash.cli.main import main
 from pydflash.config import EngineConfig
 from pydflash.errors import ContextLengthError
 from pydflash.sampling.params import SamplingParams
+from pydflash.service.constraint import Constraint
 from pydflash.service.events import Event, Finished, TextDelta, Timings, TokenLogprob, Usage
 from pydflash.spec.stats import DraftStats
 
@@ -45,6 +46,7 @@ class FakeLLM:
         self.pieces: list[str | BaseException] = ["Hel", "lo"]
         self.log: list[tuple[str, Any]] = []
         self.params: SamplingParams | None = None
+        self.constraint: Constraint | None = None
         self.engine: EngineConfig | None = None
         self.draft: DraftStats | None = None
 
@@ -57,8 +59,10 @@ class FakeLLM:
     def conversation(self, system: str | None = None) -> FakeConversation:
         return FakeConversation(self, system)
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[Event]:
-        self.params = params
+    def stream(
+        self, prompt: Any, params: SamplingParams, *, constraint: Constraint | None = None
+    ) -> Iterator[Event]:
+        self.params, self.constraint = params, constraint
         self.log.append(("ask", prompt))
         done = 0
         try:

@@ -131,8 +131,7 @@ def test_top_p_grows_past_first_guess() -> None:
 def test_mask_and_ban_exclude() -> None:
     row = torch.tensor([9.0, 8.0, 7.0, 1.0])
     sampler = Sampler(4)
-    mask = torch.tensor([False, True, True, True])
-    ask = Ask(params=SamplingParams(), seed=0, position=0, mask=mask, ban=frozenset({1}))
+    ask = Ask(params=SamplingParams(), seed=0, position=0, mask=b"\x0e", ban=frozenset({1}))
     assert draw(sampler, row, ask).token == 2
     assert row.tolist() == [9.0, 8.0, 7.0, 1.0]  # the caller's logits stay as they were
 
@@ -166,7 +165,7 @@ def test_non_finite_row_fails_alone(poison: float, name: str) -> None:
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_k=5)])
 def test_nothing_left_is_an_error(params: SamplingParams) -> None:
     sampler = Sampler(8)
-    ask = Ask(params=params, seed=0, position=7, mask=torch.zeros(8, dtype=torch.bool))
+    ask = Ask(params=params, seed=0, position=7, mask=b"\0")
     (got,) = sampler.sample(torch.zeros(1, 8), [ask])
     assert isinstance(got, EngineError)
     assert "position 7" in str(got)
@@ -252,3 +251,26 @@ def test_uniforms_are_open_even_and_apart() -> None:
     other = noise.uniforms(counter, noise.key(0, 0, 1))
     assert abs(float(np.corrcoef(u, other)[0, 1])) < 0.01
     assert abs(float(np.corrcoef(u[:-1], u[1:])[0, 1])) < 0.01
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_settle_is_told_the_draw_and_its_word_counts(name: str) -> None:
+    sampler, row = Sampler(V), logits(1)[0]
+    plain = draw(sampler, row, Ask(params=PARAMS[name], seed=1, position=5))
+    told: list[int] = []
+
+    def keep(token: int) -> int:
+        told.append(token)
+        return token
+
+    kept = draw(sampler, row, Ask(params=PARAMS[name], seed=1, position=5, settle=keep))
+    assert kept == plain
+    assert told == [plain.token]
+    least = int(row.argmin())
+    forced = draw(
+        sampler, row, Ask(params=PARAMS[name], seed=1, position=5, settle=lambda _: least)
+    )
+    assert forced.token == least
+    if plain.logprob is not None:
+        assert forced.logprob is not None
+        assert forced.logprob < plain.logprob

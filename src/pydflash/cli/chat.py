@@ -1,6 +1,6 @@
 """`pydflash chat`: a conversation in the terminal, or piped through it line by line.
 
-The conversation object keeps the sequence's state, so a turn costs only its own tokens. Ctrl-C
+The prefix cache keeps the conversation's state, so a turn costs only its own tokens. Ctrl-C
 stops the answer, not the program; Ctrl-D or /quit leaves.
 """
 

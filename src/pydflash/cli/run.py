@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from pydflash import catalog
 from pydflash.catalog.entry import find, suggest
+from pydflash.cli.constraint import read_constraint
 from pydflash.cli.options import configured
 from pydflash.cli.sampling import SamplingFlags
 from pydflash.config import EngineConfig
@@ -52,6 +53,15 @@ def run(
     as_json: Annotated[
         bool, Parameter(name="--json", help="print one JSON object at the end", negative="")
     ] = False,
+    json_schema: Annotated[
+        Path | None, Parameter(help="the answer is JSON of the schema in this file")
+    ] = None,
+    regex: Annotated[
+        str | None, Parameter(help="the whole answer matches this regular expression")
+    ] = None,
+    grammar: Annotated[
+        Path | None, Parameter(help="the answer is a text of the Lark grammar in this file")
+    ] = None,
     sampling: SamplingFlags,
     engine: EngineConfig,
 ) -> None:
@@ -63,6 +73,7 @@ def run(
         raise ConfigError("--logprobs needs --json: there is no place for them in plain text")
     if raw and system is not None:
         raise ConfigError("--raw has no place for a system message: leave out --system")
+    constraint = read_constraint(json_schema=json_schema, regex=regex, grammar=grammar)
     path = locate(model, may_pull=pull)
     with open_llm(path, engine) as llm:
         if not quiet:
@@ -71,7 +82,7 @@ def run(
         if not raw:
             request = [{"role": "system", "content": system}] if system is not None else []
             request.append({"role": "user", "content": prompt})
-        events = llm.stream(request, params)
+        events = llm.stream(request, params, constraint=constraint)
         if as_json:
             print(json.dumps({"model": model, **collect(events)}, ensure_ascii=False))
             return

@@ -67,6 +67,8 @@ def suite(
     if not sets:
         raise ConfigError("--tasks names no task")
     path = catalog.resolve(model)
+    # Every prompt is answered twice: the second must not find what the first left.
+    engine = replace(engine, state=replace(engine.state, prefix_cache="off"))
     with open_llm(path, engine) as llm:
         show_plan(llm)
         ctx = llm.loaded.plan.max_ctx

@@ -27,17 +27,18 @@ class SelectorHead:
         self.width = config.selector.top_k
         self._ops, self._norm, self._eps = tensors.ops, norm, config.eps
         self._project = tensors.weight(at + "hproj.weight", cols=config.hidden)
-        self._before = tensors.weight(at + "pred_cb", cols=rank)
-        self._after = tensors.weight(at + "succ_cb", cols=rank)
+        # A round looks up a few rows of each, which numpy does in no time.
+        self._before = tensors.table(at + "pred_cb", cols=rank)
+        self._after = tensors.table(at + "succ_cb", cols=rank)
 
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape
         spans = (Span(0, slots, RowKind.EXACT),)
-        h = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans)
+        h = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans).numpy()
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
-        before = self._ops.embed(self._before, torch.from_numpy(previous.reshape(-1)))
-        after = self._ops.embed(self._after, torch.from_numpy(found.ids.flatten()))
-        a = before.view(slots, width, -1) * h[:, None]
-        pair = torch.from_numpy(found.logits)[:, None] + a @ after.view(slots, width, -1).mT
-        return settle(found.tokens, pair.log_softmax(-1).numpy(), top_k)
+        a = self._before[previous] * h[:, None]  # [S, K, rank]
+        pair = found.logits[:, None] + a @ self._after[found.ids].astype(np.float32).swapaxes(1, 2)
+        pair -= pair.max(-1, keepdims=True)
+        pair -= np.log(np.exp(pair).sum(-1, keepdims=True))
+        return settle(found.tokens, pair, top_k)

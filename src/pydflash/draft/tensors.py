@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pydflash.errors import CheckpointError, UnsupportedError
@@ -10,6 +12,7 @@ from pydflash.kernels.ref.quant import dequantize
 from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
+Floats = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 Get = Callable[[str], QuantTensor | None]
 """A tensor as its file stores it, or None when the file has none of that name (`draft.config` lists them)."""
 
@@ -59,6 +62,16 @@ class DraftTensors:
         if tuple(values.shape) != shape:
             raise _misshapen(name, values.shape, shape)
         self.nbytes += 4 * values.numel()
+        return values
+
+    def table(self, name: str, *, cols: int) -> Floats:
+        """A matrix [rows, cols] on the host, to look up rows of; f16 unless the file says more."""
+        stored = self._take(name)
+        if len(stored.shape) != 2 or stored.cols != cols:
+            raise _misshapen(name, stored.shape, (stored.shape[0], cols))
+        exact = stored.format.name in ("F32", "BF16")
+        values: Floats = dequantize(stored).to(torch.float32 if exact else torch.float16).numpy()
+        self.nbytes += values.nbytes
         return values
 
     def dense_or_none(self, name: str, *shape: int) -> Tensor | None:

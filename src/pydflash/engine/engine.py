@@ -11,11 +11,12 @@ import torch
 from pydflash.draft.base import Context, DraftRow
 from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
-from pydflash.engine.request import Phase, Request, Sequence, StepResult
+from pydflash.engine.request import FinishReason, Phase, Request, Sequence, StepResult
 from pydflash.engine.scheduler import Scheduler, StepPlan
 from pydflash.engine.states import States
 from pydflash.errors import ContextLengthError, RequestError
 from pydflash.models.base import Model, StepOutput
+from pydflash.sampling.mask import TokenMask
 from pydflash.sampling.penalties import has_penalties
 from pydflash.sampling.sampler import Ask, Sampler
 from pydflash.spec.proposal import Proposal
@@ -63,8 +64,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse what cannot be answered, before it takes anything. Safe from any thread.
 
-        Raises ContextLengthError, or RequestError for an empty prompt, a token that does not exist
-        or a length to capture that cannot be kept.
+        Raises ContextLengthError, or RequestError for an empty prompt, a token that does not exist,
+        a length to capture that cannot be kept, or a least length beside a grammar.
         """
         prompt, vocab_size = request.prompt, self.sampler.vocab_size
         if not prompt:
@@ -81,14 +82,14 @@ class Engine:
             )
         self._check_captures(request)
         self.sampler.check(request.params)
+        if request.grammar is not None and request.params.min_tokens:
+            raise RequestError(
+                "min_tokens does not go with a constraint, which says itself when the answer may end",
+                param="min_tokens",
+            )
 
     def _check_captures(self, request: Request) -> None:
         at, most = request.capture_at, self.states.captures
-        if at and request.keep is None:
-            raise RequestError(
-                "capture_at without keep: nothing of the request outlives it; name the conversation",
-                param="capture_at",
-            )
         bad = next((n for n in at if not 0 < n <= len(request.prompt)), None)
         if bad is not None:
             raise RequestError(
@@ -110,6 +111,7 @@ class Engine:
             request=request,
             max_tokens=min(room, request.params.max_tokens or room),
             tokens=list(request.prompt),
+            mask=request.grammar.start() if request.grammar is not None else None,
         )
         self._sequences[request.id] = sequence
         self.scheduler.add(sequence)
@@ -147,9 +149,10 @@ class Engine:
         return results
 
     def _admit(self, sequence: Sequence) -> None:
-        if not sequence.clock.started:
-            sequence.clock.started = time.perf_counter()
         self.states.admit(sequence)
+        if not sequence.clock.started:  # else it was preempted
+            sequence.clock.started = time.perf_counter()
+            sequence.cached = sequence.stored
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
@@ -159,7 +162,7 @@ class Engine:
             state = self.states.reserve(row.sequence, row.count)
             proposal = None
             if i < len(decoding):
-                proposal = proposals[i].first(row.count)
+                proposal = _pruned(proposals[i], row.sequence.mask).first(row.count)
             work.append(RowWork(row, state, proposal))
         return work
 
@@ -201,7 +204,7 @@ class Engine:
         return dict(zip(rows, walks, strict=True))
 
     def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
-        params = sequence.request.params
+        params, steer = sequence.request.params, sequence.request.steer
         generated = sequence.num_generated + len(drawn)
         return Ask(
             params=params,
@@ -209,16 +212,25 @@ class Engine:
             position=len(sequence.tokens) + len(drawn),
             generated=[*sequence.generated, *drawn] if has_penalties(params) else (),
             prompt=sequence.request.prompt,
+            mask=sequence.mask.allowed(drawn) if sequence.mask is not None else None,
             ban=self.eog if generated < params.min_tokens else frozenset(),
+            settle=steer.step if steer is not None else None,
         )
 
-    def _finish(self, sequence: Sequence, drawn: list[int]) -> str | None:
+    def _finish(self, sequence: Sequence, drawn: list[int]) -> FinishReason | None:
         """Why the row ends after `drawn`, if it does."""
-        params = sequence.request.params
-        token = drawn[-1]
-        if token in params.stop_token_ids or (token in self.eog and not params.ignore_eos):
+        mask = sequence.mask
+        if self._stops(sequence, drawn[-1]) or (mask is not None and mask.is_done(drawn)):
             return "stop"
+        steer = sequence.request.steer
+        if steer is not None and steer.degenerate:
+            return "length"
         return "length" if sequence.num_generated + len(drawn) >= sequence.max_tokens else None
+
+    def _stops(self, sequence: Sequence, token: int) -> bool:
+        """Does this token end the answer by itself?"""
+        params = sequence.request.params
+        return token in params.stop_token_ids or (token in self.eog and not params.ignore_eos)
 
     def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Many[int]]:
         """Adopt what was accepted; the path of each row."""
@@ -229,7 +241,7 @@ class Engine:
         for w in work:
             w.row.sequence.stored = w.state.length
             if w.row.phase is Phase.PREFILL:
-                self.states.capture(w.row.sequence, self.scheduler.chunk)
+                self.states.offer(w.row.sequence)
         return paths
 
     def _feed(
@@ -245,7 +257,10 @@ class Engine:
         for w, path in zip(work, paths, strict=True):
             context = w.state.draft
             if context is not None and w.row.sequence.request.speculate:
-                rows = features[[first + node for node in path]]
+                if list(path) == list(range(len(path))):  # no copy where nothing was skipped
+                    rows = features[first : first + len(path)]
+                else:
+                    rows = features[[first + node for node in path]]
                 context.append(w.state.length - len(path), rows)
                 fed.append(context)
             first += w.tokens
@@ -277,11 +292,12 @@ class Engine:
             drawn = [d.token for d in walk.draws]
             if drawn:
                 sequence.clock.first_token = sequence.clock.first_token or now
-                if self._finish(sequence, drawn) == "stop":
-                    sequence.finish, sequence.stop_token = "stop", drawn[-1]
-                elif self._finish(sequence, drawn) == "length":
-                    sequence.finish = "length"
+                sequence.finish = self._finish(sequence, drawn)
+                if self._stops(sequence, drawn[-1]):
+                    sequence.stop_token = drawn[-1]
                 sequence.tokens += drawn
+                if sequence.mask is not None:
+                    sequence.mask.commit(drawn)
             if walk.error is not None:
                 sequence.finish = "error"
             if sequence.finish is not None:
@@ -295,3 +311,16 @@ class Engine:
         self.scheduler.remove(sequence)
         self.states.finish(sequence)
         del self._sequences[sequence.request.id]
+
+
+def _pruned(proposal: Proposal, mask: TokenMask | None) -> Proposal:
+    """The proposal without nodes that the grammar forbids: they are never drawn, and cost time."""
+    if mask is None or len(proposal.tokens) == 1:
+        return proposal
+    kept = {0}
+    inner = set(proposal.parents)
+    for leaf in range(1, len(proposal.tokens)):
+        if leaf not in inner:
+            path = proposal.path(leaf)[1:]
+            kept.update(path[: mask.takes([proposal.tokens[node] for node in path])])
+    return proposal.only(kept)

@@ -4,10 +4,11 @@ import enum
 import itertools
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
+from pydflash.sampling.mask import Grammar, TokenMask
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.stats import DraftStats
 
@@ -26,23 +27,38 @@ class Phase(enum.Enum):
     FINISHED = enum.auto()
 
 
+class Steer(Protocol):
+    """Follows one answer and may put other tokens in place of those drawn: a thought closed by force."""
+
+    @property
+    def degenerate(self) -> bool:
+        """The answer is to end at its latest token: it only repeats itself."""
+
+    def step(self, sampled: int) -> int:
+        """Take the token drawn next; returns the one that counts. Called once a token, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to answer and how. `keep` names a conversation whose state outlives the request.
+    """What to answer and how.
 
     `speculate`: drafts may be verified for it; without, every token takes a step of its own.
 
-    `capture_at` names lengths of the prompt that later requests of the conversation may come back to: the
-    end of a system prompt, say. A recurrent state is kept at the last point of the prefill grid up to each;
-    attention's pages can be cropped anywhere. Without it, the prompt's last grid point is kept.
+    `capture_at` names lengths of the prompt that later requests may come back to: the end of a system
+    prompt, say, or of a message. A recurrent state is kept at the last point of the prefill grid up to
+    each, and at the prompt's last if that leaves room; attention's pages are kept anyhow.
+
+    `steer` belongs to this request alone. `grammar`: what the answer must be a text of; it ends where the
+    grammar does.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
-    keep: str | None = None
     speculate: bool = True
     capture_at: tuple[int, ...] = ()
+    steer: Steer | None = None
+    grammar: Grammar | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
 
@@ -65,10 +81,12 @@ class Sequence:
     tokens: list[int]
     phase: Phase = Phase.WAITING
     stored: int = 0  # mirrors the state's length
-    cached: int = 0  # prompt tokens found in kept state
+    cached: int = 0  # prompt tokens that others had stored when it began
+    is_exact: bool = True  # the state is what a cold run of the same tokens stores
     finish: FinishReason | None = None
     stop_token: int | None = None
     clock: Clock = field(default_factory=Clock)
+    mask: TokenMask | None = None  # its place in the request's grammar, after all of `tokens`
     draft: DraftStats = field(default_factory=DraftStats)  # how its drafts fared
 
     @property

@@ -20,7 +20,7 @@ class Pages(Protocol):
         """Pages that storing `count` more positions takes."""
 
     def free(self) -> int:
-        """Pages free now, those of kept conversations included."""
+        """Pages free now, those that only the prefix cache holds included."""
 
     def release(self, sequence: Sequence) -> None:
         """Take every page from a sequence; its `stored` becomes 0."""

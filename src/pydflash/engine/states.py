@@ -1,27 +1,20 @@
-"""States: which sequence holds which SequenceState, and what finished conversations left behind.
+"""States: which sequence holds which SequenceState, and what it starts from and leaves behind.
 
-Kept states are a courtesy: their pages count as free, and the oldest go first when pages or recurrent slots
-are needed; so do captures of running sequences.
+What finished sequences left is a courtesy: its pages count as free, and go first when pages or recurrent
+slots are needed.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 from pydflash.engine.request import Sequence
 from pydflash.kernels.ops import PAGE_SIZE, PagedKV, Recurrent
 from pydflash.state.base import PagedKVSpec, StateSpec
+from pydflash.state.cache import PrefixCache
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.ring import RingContext, RingStore
 from pydflash.state.sequence import SequenceState, commit_all
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    tokens: list[int]
-    state: SequenceState
 
 
 class States:
@@ -35,18 +28,20 @@ class States:
         layers: Many[PagedKV | Recurrent] | None = None,
         *,
         rings: RingStore | None = None,
+        cache: PrefixCache | None = None,
         captures: int = 1,
     ) -> None:
-        """`rings`: the drafter's, when there is a drafter that keeps state. `captures`: recurrent states
-        to come back to that each sequence may hold beside its own."""
+        """`rings`: the drafter's, when there is a drafter that keeps state. `cache`: over the same pool
+        and store; None: every prompt is read whole. `captures`: recurrent states that a sequence may leave
+        on the way, beside the one it ends with."""
         self.pool = pool
         self.kv = kv
         self.recurrent = recurrent
         self.rings = rings
         self.layers = kv.layers if layers is None else layers
+        self.cache = cache
         self.captures = captures
         self._of: dict[int, SequenceState] = {}
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def of(self, sequence: Sequence) -> SequenceState:
         return self._of[sequence.request.id]
@@ -60,27 +55,33 @@ class States:
         return -(-count // PAGE_SIZE) if state is None else state.pages_wanted(count)
 
     def free(self) -> int:
-        return self.pool.num_free + sum(len(k.state.pages) for k in self._kept.values())
+        return self.pool.num_free + self.pool.num_idle
 
     def admit(self, sequence: Sequence) -> None:
-        """Give a sequence its state: what its conversation kept of the same tokens, or a fresh one."""
-        kept = self._kept.pop(sequence.request.keep, None) if sequence.request.keep else None
-        state = self.new() if kept is None else kept.state
-        if kept is not None:
-            # At least one prompt token is computed, for the logits that follow it.
-            same = _common(kept.tokens, sequence.tokens[: sequence.num_prompt - 1])
-            state.rollback(state.restore_point(same))
+        """Give a sequence its state, begun with what is known of its prompt.
+
+        At least one prompt token is computed, for the logits that follow it. An answer that was preempted
+        goes on from exact state alone: it may have begun so.
+        """
+        state = SequenceState(self.pool, self.kv, self.recurrent)
+        sequence.is_exact = True
+        if self.cache is not None:
+            prompt = sequence.request.prompt[:-1]
+            exact = sequence.num_generated > 0
+            sequence.is_exact = self.cache.start(state, prompt, exact=exact)
+        if state.draft is None:
+            state.draft = self._ring()
         sequence.stored = state.length
-        sequence.cached = max(sequence.cached, state.length)
         self._of[sequence.request.id] = state
 
     def reserve(self, sequence: Sequence, count: int) -> SequenceState:
         """Make the next `count` positions of a sequence writable."""
-        state = self.of(sequence)
-        while self._kept and state.pages_wanted(count) > self.pool.num_free:
-            self._evict()
-        if self.recurrent is not None and state.slot is None:
-            self._free_slot(self.recurrent)
+        state, cache = self.of(sequence), self.cache
+        if cache is not None:
+            while state.pages_wanted(count) > self.pool.num_free and cache.evict():
+                pass
+            if self.recurrent is not None and state.slot is None:
+                cache.free_slot()
         state.reserve(count)
         return state
 
@@ -90,80 +91,73 @@ class States:
         if self.recurrent is not None:
             self.recurrent.drop_tapes()
 
-    def capture(self, sequence: Sequence, grid: int) -> None:
-        """Keep the way back to here, if here is on the prefill grid and a conversation may come back.
-
-        It may to where its request says, else to the latest such point: templates rewrite the end of a
-        prompt (a thought is dropped, say), and pages alone can follow that.
-        """
-        state, request = self.of(sequence), sequence.request
+    def offer(self, sequence: Sequence) -> None:
+        """Let others start from here, if a prompt chunk ended here that is worth it: any whole one for
+        attention's pages; for a recurrent state, which takes a slot, the points of the grid at or before
+        those that the request names, and the prompt's last."""
+        state, cache = self.of(sequence), self.cache
         here = state.length
-        if self.recurrent is None or request.keep is None or not here or here % grid:
+        if cache is None or not here or here % cache.grid:
             return
-        wanted = {at // grid * grid for at in request.capture_at} or {here}
-        if here not in wanted:
+        if not sequence.is_exact and not cache.answers:
             return
-        state.drop_captures(keep=wanted)
-        if self.recurrent.num_free or self._evict():
-            state.capture()
+        if self.recurrent is None or here in self._wanted(sequence, cache.grid):
+            cache.offer(sequence.tokens[:here], state, exact=sequence.is_exact)
 
     def release(self, sequence: Sequence) -> None:
         self._of.pop(sequence.request.id).release()
         sequence.stored = 0
 
     def finish(self, sequence: Sequence) -> None:
-        """Let a sequence go; a conversation's state is kept under its name."""
+        """Let a sequence go; what it stored is there for others to start from."""
         state = self._of.pop(sequence.request.id, None)
         if state is None:
             return
-        keep = sequence.request.keep
-        if keep is None:
+        if self.cache is None:
             state.release()
             return
         state.rollback(state.length)
-        self.forget(keep)
-        self._kept[keep] = _Kept(sequence.tokens[: state.length], state)
+        tokens = sequence.tokens[: state.length]
+        failed = sequence.finish == "error"
+        is_turn = state.length > sequence.num_prompt and not failed
+        self.cache.finish(tokens, state, is_turn=is_turn)
+        if failed:
+            self.cache.drop(tokens)
 
-    def forget(self, keep: str) -> None:
-        """Drop what a conversation left."""
-        kept = self._kept.pop(keep, None)
-        if kept is not None:
-            kept.state.release()
+    def forget(self) -> None:
+        """Drop everything that finished sequences left."""
+        if self.cache is not None:
+            self.cache.clear()
 
     def check(self) -> None:
-        held = [*self._of.values(), *(k.state for k in self._kept.values())]
-        for state in held:
+        states = list(self._of.values())
+        for state in states:
             state.check()
-        self.pool.check(state.pages for state in held)
+        pages = [state.pages for state in states]
+        slots = [slot for state in states for slot in state.slots_held()]
+        if self.cache is not None:
+            self.cache.check()
+            pages.append(self.cache.pages_held())
+            slots += self.cache.slots_held()
+        self.pool.check(pages)
         if self.recurrent is not None:
-            self.recurrent.check([slot for state in held for slot in state.slots_held()])
+            self.recurrent.check(slots)
+
+    def _wanted(self, sequence: Sequence, grid: int) -> set[int]:
+        """Lengths at which to copy this sequence's recurrent state."""
+        at = sequence.request.capture_at
+        named = {n // grid * grid for n in at}
+        last = (sequence.num_prompt - 1) // grid * grid
+        return named | {last} if len(at) < self.captures else named
 
     def _ring(self) -> RingContext | None:
-        """A ring for a new state; the oldest conversation that nobody continues loses its own."""
+        """A ring for a new state; what was kept longest without use loses its own."""
         if self.rings is None:
             return None
         ring = self.rings.open()
-        for kept in self._kept.values():
-            if ring is not None:
-                break
-            kept.state.drop_draft()
+        if ring is None and self.cache is not None and self.cache.drop_ring():
             ring = self.rings.open()
         return ring
-
-    def _evict(self) -> bool:
-        """Drop the oldest kept conversation, if there is one."""
-        if self._kept:
-            self._kept.popitem(last=False)[1].state.release()
-            return True
-        return False
-
-    def _free_slot(self, store: RecurrentStore) -> None:
-        """Have a slot free, as far as courtesies held them."""
-        while not store.num_free and self._evict():
-            pass
-        if not store.num_free:
-            for state in self._of.values():
-                state.drop_captures()
 
 
 def layer_states(
@@ -173,11 +167,3 @@ def layer_states(
     pages = iter(kv.layers)
     slots = iter(recurrent.layers if recurrent is not None else ())
     return [next(pages) if isinstance(s, PagedKVSpec) else next(slots) for s in specs]
-
-
-def _common(a: Many[int], b: Many[int]) -> int:
-    """Length of the common prefix."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))

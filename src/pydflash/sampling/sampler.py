@@ -6,7 +6,7 @@ the lowest id.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from pydflash.errors import EngineError
 from pydflash.sampling import noise
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.filters import Candidates, best, filter_row, log_total
+from pydflash.sampling.mask import bits
 from pydflash.sampling.params import SamplingParams
 from pydflash.sampling.penalties import (
     apply_bias,
@@ -33,8 +34,9 @@ class Ask:
     """How one row is drawn.
 
     `seed` is the resolved one (params.seed may be None), `position` the absolute position of the token
-    being drawn, `generated` and `prompt` what came before it. `mask` is bool [V], True where allowed;
-    `ban` holds single ids that may not be drawn now (end of text before min_tokens).
+    being drawn, `generated` and `prompt` what came before it. `mask` has a bit for each token, set where
+    allowed (sampling/mask.py); `ban` holds single ids that may not be drawn now (end of text before
+    min_tokens). `settle` is told the token drawn, once, and says which one counts (mostly the same).
     """
 
     params: SamplingParams
@@ -42,8 +44,9 @@ class Ask:
     position: int
     generated: Sequence[int] = ()
     prompt: Sequence[int] = ()
-    mask: torch.Tensor | None = None
+    mask: bytes | None = None
     ban: frozenset[int] = frozenset()
+    settle: Callable[[int], int] | None = None
 
 
 class Sampler:
@@ -58,19 +61,23 @@ class Sampler:
         check_bias(params.logit_bias, self.vocab_size)
 
     def sample(self, logits: torch.Tensor, asks: Sequence[Ask]) -> list[Draw | EngineError]:
-        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead.
+        """Draw a token from each row of f32 [M, V]. A row that cannot be drawn yields its error instead."""
+        rows = self.rows(logits)
+        if len(rows) != len(asks):
+            raise EngineError(f"{len(rows)} rows of logits do not fit {len(asks)} questions")
+        return [self.draw(row, ask) for row, ask in zip(rows, asks, strict=True)]
 
-        Columns beyond the vocabulary are a model's padding and are never drawn.
-        """
-        rows: F32 = logits.detach().to("cpu", torch.float32).numpy()
-        if len(rows) != len(asks) or rows.shape[1] < self.vocab_size:
+    def rows(self, logits: torch.Tensor) -> F32:
+        """Logits f32 [M, V] on the host, for `draw`; columns beyond the vocabulary are padding, left out."""
+        if logits.shape[1] < self.vocab_size:
             raise EngineError(
-                f"logits {list(rows.shape)} do not fit {len(asks)} rows of {self.vocab_size} tokens"
+                f"logits of {logits.shape[1]} columns do not fit a vocabulary of {self.vocab_size}"
             )
-        rows = rows[:, : self.vocab_size]
-        return [self._row(row, ask) for row, ask in zip(rows, asks, strict=True)]
+        rows: F32 = logits.detach().to("cpu", torch.float32).numpy()
+        return rows[:, : self.vocab_size]
 
-    def _row(self, raw: F32, ask: Ask) -> Draw | EngineError:
+    def draw(self, raw: F32, ask: Ask) -> Draw | EngineError:
+        """Draw a token from one of `rows`."""
         params = ask.params
         likely = int(raw.argmax())  # NaN counts as largest, so this one number tells of all of them
         if math.isnan(raw[likely]) or raw[likely] == math.inf:
@@ -90,12 +97,17 @@ class Sampler:
                 f"penalties and bias push logits at position {ask.position} beyond float32; soften them"
             )
         if params.is_greedy:
-            return self._reported(raw, likely, None, params)
+            return self._settled(raw, likely, None, ask)
         candidates = filter_row(row, params)
         counter = self._counter if candidates.ids is None else self._counter[candidates.ids]
         u = noise.uniforms(counter, noise.key(ask.seed, params.choice, ask.position))
         token = _winner(candidates, u)
-        return self._reported(raw, token, candidates, params)
+        return self._settled(raw, token, candidates, ask)
+
+    def _settled(self, raw: F32, token: int, candidates: Candidates | None, ask: Ask) -> Draw:
+        """The draw, or the token that `settle` puts in its place: the one that could be drawn then."""
+        counts = token if ask.settle is None else ask.settle(token)
+        return self._reported(raw, counts, candidates if counts == token else None, ask.params)
 
     def _adjusted(self, raw: F32, ask: Ask) -> F32:
         """The row after penalties, bias and masks; the raw one itself when none applies."""
@@ -108,7 +120,7 @@ class Sampler:
             apply_penalties(row, params, ask.generated, ask.prompt)
         apply_bias(row, params.logit_bias)
         if ask.mask is not None:
-            row[~ask.mask.to("cpu").numpy()] = -np.inf
+            np.copyto(row, -np.inf, where=~bits(ask.mask, self.vocab_size))
         for token in ask.ban:
             row[token] = -np.inf
         return row

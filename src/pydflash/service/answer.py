@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator
 
-from pydflash.engine.request import StepResult
+from pydflash.engine.request import Sequence, StepResult
 from pydflash.errors import EngineError
 from pydflash.sampling.draw import Draw
 from pydflash.service.events import Event, Finished, TextDelta, Timings, TokenLogprob, Usage
@@ -86,11 +86,7 @@ class _Reader:
         return hit
 
     def _finished(self, result: StepResult, stop: str | None) -> Finished:
-        sequence = result.sequence
-        clock, n = sequence.clock, len(self._tokens)
-        prefill_s = max(clock.first_token - clock.started, 0.0)
-        decode_s = max(clock.finished - clock.first_token, 0.0)
-        fresh = sequence.num_prompt - sequence.cached
+        sequence, n = result.sequence, len(self._tokens)
         reason = "stop" if stop is not None else result.finish
         assert reason is not None
         assert reason != "error"
@@ -101,19 +97,28 @@ class _Reader:
                 completion_tokens=n,
                 cached_tokens=sequence.cached,
             ),
-            timings=Timings(
-                prefill_s=prefill_s,
-                decode_s=decode_s,
-                prefill_tps=fresh / prefill_s if prefill_s else 0.0,
-                # The first token comes out of the prompt's own pass.
-                decode_tps=(n - 1) / decode_s if decode_s and n > 1 else 0.0,
-                first_token_s=max(clock.first_token - clock.added, 0.0),
-            ),
+            timings=timings_of(sequence, n),
             seed=sequence.request.seed,
             stop=stop if stop is not None else result.stop_token,
             tokens=tuple(self._tokens),
             draft=sequence.draft if sequence.draft.rounds else None,
         )
+
+
+def timings_of(sequence: Sequence, tokens: int) -> Timings:
+    """How long a finished sequence of so many new tokens took."""
+    clock = sequence.clock
+    prefill_s = max(clock.first_token - clock.started, 0.0)
+    decode_s = max(clock.finished - clock.first_token, 0.0)
+    fresh = sequence.num_prompt - sequence.cached
+    return Timings(
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill_tps=fresh / prefill_s if prefill_s else 0.0,
+        # The first token comes out of the prompt's own pass.
+        decode_tps=(tokens - 1) / decode_s if decode_s and tokens > 1 else 0.0,
+        first_token_s=max(clock.first_token - clock.added, 0.0),
+    )
 
 
 def _logprobs(draw: Draw) -> tuple[TokenLogprob, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
-from pydflash.config import EngineConfig, KvFormat
+from pydflash.config import EngineConfig, KvFormat, PrefixChoice
 from pydflash.device import available_memory_bytes, default_threads
 from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
@@ -28,6 +28,7 @@ from pydflash.models.load import describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
 from pydflash.spec.proposer import Proposer
 from pydflash.state.base import recurrent_specs
+from pydflash.state.cache import PrefixCache
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
@@ -42,6 +43,7 @@ class Loaded:
     """Everything a face needs of a model that is ready to answer."""
 
     name: str
+    path: Path
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -121,12 +123,14 @@ def load(
         checkpoint.release()
     _trim()
     _check_vocabulary(tokenizer, model.vocab_size, path)
+    pool = PagePool(plan.pages)
     states = States(
-        PagePool(plan.pages),
+        pool,
         kv,
         recurrent,
         layer_states(specs, kv, recurrent),
         rings=rings,
+        cache=_prefix_cache(config, pool, recurrent),
         captures=config.state.captures,
     )
     if drafting is not None and drafter is not None:
@@ -144,6 +148,7 @@ def load(
     )
     return Loaded(
         name=checkpoint.meta.str("general.name", default=path.stem),
+        path=path,
         engine=engine,
         tokenizer=tokenizer,
         template=template,
@@ -153,6 +158,15 @@ def load(
         load_s=time.perf_counter() - start,
         drafter=_drafter_name(drafting),
     )
+
+
+def _prefix_cache(
+    config: EngineConfig, pool: PagePool, recurrent: RecurrentStore | None
+) -> PrefixCache | None:
+    if config.state.prefix_cache == "off":
+        return None
+    answers = config.state.prefix_cache == "on"
+    return PrefixCache(pool, recurrent, grid=config.step.prefill_chunk, answers=answers)
 
 
 def _drafter_name(drafting: Drafting | None) -> str | None:
@@ -208,5 +222,9 @@ def _check(config: EngineConfig) -> None:
             raise ConfigError(f"{form!r} is no cache type; choose {', '.join(get_args(KvFormat))}")
     if config.runtime.threads < 0 or config.state.max_ctx < 0 or config.state.kv_pages < 0:
         raise ConfigError("--threads, --max-ctx and --kv-pages must be 0 (automatic) or more")
+    if config.state.prefix_cache not in get_args(PrefixChoice):
+        raise ConfigError(
+            f"--prefix-cache {config.state.prefix_cache}: choose {', '.join(get_args(PrefixChoice))}"
+        )
     if config.state.captures < 0:
         raise ConfigError("--captures must be 0 or more")

@@ -1,8 +1,8 @@
-"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations that keep their state."""
+"""LLM: the blocking Python API. `generate`, `chat`, `stream`, and conversations."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -13,8 +13,11 @@ from pydflash.engine.request import Request
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.answer import Answer
 from pydflash.service.build import Loaded, load
+from pydflash.service.constraint import Constraint
 from pydflash.service.events import Event, Finished, TextDelta, TokenLogprob
+from pydflash.service.guidance import Guidance
 from pydflash.service.worker import Worker
+from pydflash.text.formats import detect
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -44,6 +47,7 @@ class LLM:
         path = model if isinstance(model, Path) else catalog.resolve(model)
         self.loaded: Loaded = load(path, config or EngineConfig(), progress=progress)
         self.tokenizer = self.loaded.tokenizer
+        self._guidance = Guidance(self.tokenizer)
         self._worker = Worker(self.loaded.engine)
 
     @property
@@ -53,37 +57,60 @@ class LLM:
 
     @overload
     def generate(
-        self, prompt: str | list[int], params: SamplingParams | None = None
+        self,
+        prompt: str | list[int],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], params: SamplingParams | None = None
+        self,
+        prompt: list[str] | list[list[int]],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> list[Completion]: ...
     def generate(
         self,
         prompt: str | list[int] | list[str] | list[list[int]],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Completion | list[Completion]:
         """Continue a prompt (text or token ids), or several at once."""
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return fold(self.stream(prompt, params))
-        streams = [self.stream(p, params) for p in prompt]  # type: ignore[arg-type]
+            return fold(self.stream(prompt, params, constraint=constraint))
+        streams = [self.stream(p, params, constraint=constraint) for p in prompt]  # type: ignore[arg-type]
         return [fold(stream) for stream in streams]
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+        **template: Any,
     ) -> Completion:
         """Answer a conversation. `template` arguments reach the chat template."""
-        return fold(self.stream(messages, params, **template))
+        return fold(self.stream(messages, params, constraint=constraint, **template))
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
         **template: Any,
     ) -> Iterator[Event]:
-        """The answer as it comes. The request starts now; closing the iterator aborts it."""
-        return self.start(self.encode(prompt, **template), params or SamplingParams())
+        """The answer as it comes. The request starts now; closing the iterator aborts it.
+
+        A constraint holds from the end of the reasoning on if the prompt leaves the model inside it.
+        """
+        tokens = self.encode(prompt, **template)
+        if constraint is not None and not constraint.after:
+            constraint = replace(constraint, after=self._reasoning_close(tokens))
+        return self.start(tokens, params or SamplingParams(), constraint=constraint)
 
     def encode(self, prompt: Prompt | Sequence[Message], **template: Any) -> list[int]:
         """Token ids of a prompt: text, ids, or messages through the chat template."""
@@ -102,26 +129,40 @@ class LLM:
         tokens: Sequence[int],
         params: SamplingParams,
         *,
-        keep: str | None = None,
         speculate: bool = True,
+        constraint: Constraint | None = None,
+        capture_at: Sequence[int] = (),
     ) -> Answer:
-        """Start a request on token ids. `keep` names a conversation whose state is kept.
+        """Start a request on token ids. `speculate`: verify drafts, which changes speed and nothing else.
 
-        `speculate`: verify drafts, which changes speed and nothing else.
+        `constraint`: what the answer must be a text of; RequestError if it is bad, ConfigError if the
+        `grammar` extra is not installed. `capture_at`: lengths of the prompt that later requests may come
+        back to, see `Request`.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(
-            prompt=tuple(tokens), params=params, seed=seed, keep=keep, speculate=speculate
+            prompt=tuple(tokens),
+            params=params,
+            seed=seed,
+            grammar=self._guidance.compile(constraint) if constraint is not None else None,
+            speculate=speculate,
+            capture_at=tuple(capture_at),
         )
         return Answer(self._worker, self._worker.submit(request), self.tokenizer)
+
+    def _reasoning_close(self, tokens: Sequence[int]) -> str:
+        """What ends the reasoning that a prompt leaves open, "" if it leaves none."""
+        form = detect(self.loaded.template.source, self.loaded.engine.model.arch)
+        end = self.tokenizer.decode(tokens[-16:], continuing=True)
+        return form.reasoning_close if form.opens_reasoning(end) else ""
 
     def conversation(self, system: str | None = None) -> "Conversation":
         """A dialogue that is not re-read at every turn."""
         return Conversation(self, system)
 
-    def forget(self, keep: str) -> None:
-        """Drop the state of a conversation."""
-        self._worker.forget(keep)
+    def forget(self) -> None:
+        """Drop what finished requests left for later ones to start from."""
+        self._worker.forget()
 
     def close(self) -> None:
         self._worker.close()
@@ -139,11 +180,10 @@ class LLM:
 
 
 class Conversation:
-    """Messages so far, and the state of the model after them."""
+    """Messages so far. The prefix cache remembers the model's state after them."""
 
     def __init__(self, llm: LLM, system: str | None) -> None:
         self._llm = llm
-        self._key = secrets.token_hex(8)
         self.system = system
         self.messages: list[dict[str, str]] = []
         self.stats: Finished | None = None
@@ -153,7 +193,7 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         head = [{"role": "system", "content": self.system}] if self.system else []
         tokens = self._llm.encode([*head, *asked])
-        events = self._llm.start(tokens, params or SamplingParams(), keep=self._key)
+        events = self._llm.start(tokens, params or SamplingParams())
         said: list[str] = []
         try:
             for event in events:
@@ -169,7 +209,6 @@ class Conversation:
     def reset(self) -> None:
         """Forget every message but the system prompt."""
         self.messages.clear()
-        self._llm.forget(self._key)
 
 
 def fold(events: Iterator[Event]) -> Completion:

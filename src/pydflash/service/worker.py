@@ -18,12 +18,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request under way: read `results` until one is finished or an error."""
+    """A request under way: read `results` until one is finished or an error.
+
+    With a `listener` the results go to it instead, on the engine's thread; it must not block or raise.
+    """
 
     request: Request
+    listener: "Callable[[StepResult | EngineError], None] | None" = None
     results: "queue.SimpleQueue[StepResult | EngineError]" = field(
         default_factory=queue.SimpleQueue
     )
+
+    def deliver(self, result: "StepResult | EngineError") -> None:
+        (self.listener or self.results.put)(result)
 
 
 class Worker:
@@ -38,10 +45,19 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="pydflash-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> Ticket:
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the engine has stopped, if it has."""
+        return self._dead
+
+    def submit(
+        self,
+        request: Request,
+        listener: "Callable[[StepResult | EngineError], None] | None" = None,
+    ) -> Ticket:
         """Start a request. Raises RequestError at once for one that cannot be answered."""
         self._engine.check(request)
-        ticket = Ticket(request)
+        ticket = Ticket(request, listener)
         with self._lock:
             if self._dead is not None:
                 raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
@@ -53,9 +69,9 @@ class Worker:
         """Stop a request; harmless when it is over."""
         self._inbox.put(lambda: self._abort(ticket))
 
-    def forget(self, keep: str) -> None:
-        """Drop what a conversation kept."""
-        self._inbox.put(lambda: self._engine.states.forget(keep))
+    def forget(self) -> None:
+        """Drop what finished requests left for others to start from."""
+        self._inbox.put(self._engine.states.forget)
 
     def close(self) -> None:
         """End every open request and stop the thread."""
@@ -97,7 +113,7 @@ class Worker:
         if result.finished:
             with self._lock:
                 del self._open[ticket.request.id]
-        ticket.results.put(result)
+        ticket.deliver(result)
 
     def _fail(self, error: EngineError) -> None:
         with self._lock:
@@ -105,4 +121,4 @@ class Worker:
             left = list(self._open.values())
             self._open.clear()
         for ticket in left:
-            ticket.results.put(error)
+            ticket.deliver(error)

@@ -3,7 +3,7 @@
 Node 0 is the root, the pending token itself. Topological order: a parent precedes its children.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from pydflash.errors import EngineError
@@ -57,6 +57,18 @@ class Proposal:
         if len(self.tokens) <= count:
             return self
         return Proposal(self.tokens[:count], self.parents[:count], self.depth[:count])
+
+    def only(self, kept: Set[int]) -> "Proposal":
+        """The tree of these nodes; with each of them its parent is kept, and so is the root."""
+        if len(kept) == len(self.tokens):
+            return self
+        old = sorted(kept)
+        new = {node: at for at, node in enumerate(old)}
+        return Proposal(
+            tuple(self.tokens[node] for node in old),
+            tuple(new[self.parents[node]] if node else -1 for node in old),
+            tuple(self.depth[node] for node in old),
+        )
 
     @property
     def is_chain(self) -> bool:

@@ -37,25 +37,30 @@ def verify(
 ) -> list[Walk]:
     """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
 
-    `ask(row, drawn)` states how to draw after the tokens drawn so far this round; `is_last(row, drawn)`
-    says that the latest drawn token ends the row, where plain decoding would have stopped.
+    `ask(row, drawn)` states how to draw after the tokens drawn so far this round, or raises the EngineError
+    that ends the row (its grammar cannot go on). `is_last(row, drawn)` says that the latest drawn token ends
+    the row, where plain decoding would have stopped.
     """
-    walks = [Walk() for _ in proposals]
-    active = list(range(len(proposals)))
-    while active:
-        at = [starts[r] + walks[r].path[-1] for r in active]
-        asks = [ask(r, [d.token for d in walks[r].draws]) for r in active]
-        rows = logits[at] if len(at) != logits.shape[0] else logits
-        going = []
-        for r, draw in zip(active, sampler.sample(rows, asks), strict=True):
-            walk = walks[r]
+    rows = sampler.rows(logits)
+    walks = []
+    for r, proposal in enumerate(proposals):
+        walk = Walk()
+        walks.append(walk)
+        drawn: list[int] = []
+        while True:
+            try:
+                asked = ask(r, drawn)
+            except EngineError as error:
+                walk.error = error
+                break
+            draw = sampler.draw(rows[starts[r] + walk.path[-1]], asked)
             if isinstance(draw, EngineError):
                 walk.error = draw
-                continue
+                break
             walk.draws.append(draw)
-            child = proposals[r].child(walk.path[-1], draw.token)
-            if child is not None and not is_last(r, [d.token for d in walk.draws]):
-                walk.path.append(child)
-                going.append(r)
-        active = going
+            drawn.append(draw.token)
+            child = proposal.child(walk.path[-1], draw.token)
+            if child is None or is_last(r, drawn):
+                break
+            walk.path.append(child)
     return walks

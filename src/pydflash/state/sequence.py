@@ -5,7 +5,7 @@ than one sequence holds is never written. Positions beyond `length` are scratch 
 adopt. Pages can be cropped to any length; a recurrent state only goes back to a length it was captured at.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -68,6 +68,16 @@ class SequenceState:
         self.captures: dict[int, SlotId] = {}  # length -> the recurrent state there
         self._open: _Step | None = None
 
+    def start(self, pages: Sequence[PageId], length: int, slot: SlotId | None = None) -> None:
+        """Begin with `length` positions that `pages` hold, copied only when written. `slot`, the recurrent
+        state there, becomes this state's own."""
+        assert not self.pages
+        assert self.slot is None
+        self._pool.share(pages)
+        self.pages = list(pages)
+        self.length = length
+        self.slot = slot
+
     def pages_wanted(self, count: int) -> int:
         """Pages that `reserve(count)` would take from the pool."""
         last = (self.length + count - 1) // PAGE_SIZE if count else -1
@@ -122,12 +132,6 @@ class SequenceState:
         if self._recurrent is None or self.slot is None or self.length in self.captures:
             return
         self.captures[self.length] = self._recurrent.copy_of(self.slot)
-
-    def drop_captures(self, keep: Collection[int] = ()) -> None:
-        """Give up every length captured, those in `keep` excepted."""
-        if self._recurrent is not None:
-            for length in [n for n in self.captures if n not in keep]:
-                self._recurrent.free(self.captures.pop(length))
 
     def restore_point(self, length: int) -> int:
         """The greatest length, at most `length`, that `rollback` can go to."""

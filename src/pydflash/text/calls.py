@@ -56,8 +56,9 @@ class Call:
             self.raw(dump(value))
 
     def end(self, *, complete: bool = True) -> None:
-        """End a call written key by key."""
-        self.raw("}" if self._keys else "{}")
+        """End a call written key by key. One that broke off stays open, lest it be run as a whole one."""
+        if complete or not self._keys:
+            self.raw("}" if self._keys else "{}")
         self._finish(complete)
 
     def end_raw(self, *, complete: bool = True) -> None:

@@ -6,7 +6,7 @@ stands for some bytes, and text is what those bytes say in UTF-8.
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydflash.errors import CheckpointError, RequestError, UnsupportedError
 from pydflash.text.bytelevel import ByteLevelModel, alphabet_bytes
@@ -134,6 +134,24 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The token as the vocabulary writes it (byte-level or U+2581 alphabet)."""
         return self._tokens[self._check(token)]
+
+    def pieces(self) -> Iterator[bytes]:
+        """What each token stands for, by id."""
+        return map(
+            self._bytes_of, range(self.vocab_size)
+        )  # not kept, as those of `token_bytes` are
+
+    def cut(self, text: str) -> list[str | int]:
+        """The text in pieces: control tokens written in it as their ids, what is between them as it is."""
+        found: list[str | int] = []
+        for piece in self._split_all.split(text):
+            if isinstance(piece, int) and not self.is_special(piece):
+                piece = self._tokens[piece]
+            if isinstance(piece, str) and found and isinstance(found[-1], str):
+                found[-1] += piece
+            else:
+                found.append(piece)
+        return found
 
     @property
     def strips_leading_space(self) -> bool:

@@ -23,6 +23,11 @@ def is_text(schema: Schema | None) -> bool:
     return isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)
 
 
+def may_be_text(schema: Schema | None) -> bool:
+    """Can a value of this schema be the text itself, for want of another meaning?"""
+    return is_text(schema) or not (kinds := _kinds(schema or {})) or "string" in kinds
+
+
 def typed(text: str, schema: Schema | None) -> Any:
     """The value that the text means under the schema; the text itself if it means nothing else.
 

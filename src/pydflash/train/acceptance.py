@@ -115,7 +115,11 @@ def replay(drafts: Drafts, truth: I32, budget: int) -> int:
     while at < len(truth) - 1:
         tokens, pair = drafts.tokens[at], drafts.pair[at]
         ahead = truth[at + 1 :]
-        found = tree_length(tokens, pair, ahead, budget) if budget else chain_length(tokens, pair, ahead)
+        found = (
+            tree_length(tokens, pair, ahead, budget)
+            if budget
+            else chain_length(tokens, pair, ahead)
+        )
         at += found + 1
         rounds += 1
     return rounds

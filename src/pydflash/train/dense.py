@@ -129,8 +129,9 @@ class DenseTarget:
         """x [R, T, E] -> q [R, H, T, D], k and v [R, G, T, D], rotated. cos, sin [(R,) T, dims / 2]."""
         c = self.config
         qkv = F.linear(self._norm(x, layer.attn_norm), layer.qkv, layer.bias)
-        qkv = qkv.unflatten(-1, (-1, c.head_dim)).transpose(1, 2)  # [R, H + 2 G, T, D]
-        q, k, v = qkv.split((c.heads, c.kv_heads, c.kv_heads), 1)
+        qkv = qkv.view(*qkv.shape[:-1], -1, c.head_dim).transpose(1, 2)  # [R, H + 2 G, T, D]
+        keys = c.heads + c.kv_heads
+        q, k, v = qkv[:, : c.heads], qkv[:, c.heads : keys], qkv[:, keys:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         if cos.ndim == 3:
@@ -154,8 +155,8 @@ class DenseTarget:
             value = matrix(self._checkpoint, f"{at}attn_{part}", self.device)
             if order is None or part[0] == "v":
                 return value
-            heads = value.unflatten(0, (-1, c.head_dim))
-            return heads[:, order.to(heads.device)].flatten(0, 1)
+            heads = value.view(-1, c.head_dim, *value.shape[1:])
+            return heads[:, order.to(heads.device)].reshape(value.shape)
 
         def joined(kind: str) -> Tensor:
             return torch.cat([rows(f"{p}.{kind}") for p in "qkv"]).to(self.dtype)

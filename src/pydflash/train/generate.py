@@ -140,7 +140,7 @@ class _Run:
         # Warm-up and capture advance nothing: every slot is held still meanwhile.
         done = self.done.clone()
         self.done.fill_(True)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step(size)

@@ -53,7 +53,7 @@ def cross_entropies(net: DraftNet, hidden: Tensor, labels: Labels) -> tuple[Tens
     if len(rows) <= _ROWS:
         final, unary = _piece(net, states, token, previous)
     else:
-        parts = zip(states.split(_ROWS), token.split(_ROWS), previous.split(_ROWS), strict=True)
+        parts = zip(*(_pieces(x) for x in (states, token, previous)), strict=True)
         pieces = [checkpoint(_piece, net, *part, use_reentrant=False) for part in parts]
         final, unary = (torch.cat(piece) for piece in zip(*pieces, strict=True))
     blank = hidden.new_zeros(labels.known.numel())
@@ -61,15 +61,18 @@ def cross_entropies(net: DraftNet, hidden: Tensor, labels: Labels) -> tuple[Tens
     return blank.index_put((rows,), final).view(shape), blank.index_put((rows,), unary).view(shape)
 
 
-def _piece(
-    net: DraftNet, hidden: Tensor, token: Tensor, previous: Tensor
-) -> tuple[Tensor, Tensor]:
+def _piece(net: DraftNet, hidden: Tensor, token: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
     logits = net.unary(hidden)
     unary = F.cross_entropy(logits, token, reduction="none")
     if net.config.selector is None:
         return unary, unary
     logits = logits + net.pairwise(hidden, previous)
     return F.cross_entropy(logits, token, reduction="none"), unary
+
+
+def _pieces(x: Tensor) -> list[Tensor]:
+    """x in runs of _ROWS rows."""
+    return [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
 
 
 def slot_weights(kind: str, gamma: float, entropy: Tensor, labels: Labels) -> Tensor:
@@ -82,7 +85,9 @@ def slot_weights(kind: str, gamma: float, entropy: Tensor, labels: Labels) -> Te
     return reach.flip(-1).cumsum(-1).flip(-1) * labels.known
 
 
-def total(final: Tensor, unary: Tensor, weights: Tensor, share: float, has_selector: bool) -> Tensor:
+def total(
+    final: Tensor, unary: Tensor, weights: Tensor, share: float, has_selector: bool
+) -> Tensor:
     """The weighted mean; the unary loss joins with `share` where a selector makes the final scores."""
     mixed = final + share * unary if has_selector else final
     return (mixed * weights).sum() / weights.sum().clamp_min(1e-6)

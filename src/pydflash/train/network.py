@@ -3,7 +3,8 @@
 Parameters carry the canonical names of `draft.config` and are f32; products are in `dtype`. Embedding and
 head are the target's, frozen and outside the parameters. Invariant: a block at anchor t attends to context
 positions strictly before t and to its own slots, to nothing else.
-Letters: R documents, T their width, N anchors, B slots of a block, E hidden, H heads, G kv heads, D head size.
+Letters: R documents, T their width, N anchors, B slots of a block, E hidden, H heads, G kv heads,
+D head size.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,8 @@ class DraftNet(nn.Module):
             self.weights[_key(name)] = nn.Parameter(_start(name, shape, config, rng).to(device))
 
     def weight(self, name: str) -> Tensor:
-        return self.weights[_key(name)]
+        value: Tensor = self.weights[_key(name)]
+        return value
 
     def scale_features(self, features: Tensor) -> None:
         """Take the root mean square of each feature from a sample [R, T, n * E].
@@ -154,9 +156,9 @@ class DraftNet(nn.Module):
         where = torch.arange(context.shape[1], device=y.device)
         q = self._heads(y, name + "attn_q", at)  # [R, N, B, H, D]
         k_own = self._heads(y, name + "attn_k", at)
-        v_own = self._linear(y, name + "attn_v.weight").unflatten(-1, (-1, c.head_dim))
+        v_own = _split(self._linear(y, name + "attn_v.weight"), c.head_dim)
         k = self._heads(context, name + "attn_k", where)  # [R, T, G, D]
-        v = self._linear(context, name + "attn_v.weight").unflatten(-1, (-1, c.head_dim))
+        v = _split(self._linear(context, name + "attn_v.weight"), c.head_dim)
         q = q.view(r, n, b, c.kv_heads, group, c.head_dim).permute(0, 3, 4, 1, 2, 5)
         q = q * c.head_dim**-0.5  # [R, G, g, N, B, D]
         flat = q.reshape(r, c.kv_heads, -1, c.head_dim)
@@ -168,14 +170,14 @@ class DraftNet(nn.Module):
         if later is not None:
             near = near.masked_fill(later, -torch.inf)
         weights = torch.cat([far, near], -1).softmax(-1)
-        far, near = weights.split((weights.shape[-1] - b, b), -1)
+        far, near = weights[..., :-b], weights[..., -b:]
         seen = far.reshape(r, c.kv_heads, group * n * b, -1) @ v.transpose(1, 2)
         seen = seen.view(r, c.kv_heads, group, n, b, -1) + near @ v_own
         return seen.permute(0, 3, 4, 1, 2, 5).reshape(r, n, b, -1)
 
     def _heads(self, x: Tensor, name: str, at: Tensor) -> Tensor:
         """Project to heads, normalise each, rotate. [..., E] -> [..., heads, D]."""
-        heads = self._linear(x, name + ".weight").unflatten(-1, (-1, self.config.head_dim))
+        heads = _split(self._linear(x, name + ".weight"), self.config.head_dim)
         heads = self._norm(heads, name + "_norm.weight")
         return rotate(heads, self.cos[at].unsqueeze(-2), self.sin[at].unsqueeze(-2))
 
@@ -226,9 +228,7 @@ def load_weights(net: DraftNet, tensors: Mapping[str, Tensor]) -> None:
             net.weight(name).copy_(value)
 
 
-def _start(
-    name: str, shape: tuple[int, ...], config: DraftConfig, rng: torch.Generator
-) -> Tensor:
+def _start(name: str, shape: tuple[int, ...], config: DraftConfig, rng: torch.Generator) -> Tensor:
     if len(shape) == 1:
         return torch.ones(shape)
     if name.endswith("succ_cb"):
@@ -236,7 +236,12 @@ def _start(
     std = shape[1] ** -0.5
     if name.endswith(("attn_output.weight", "ffn_down.weight")):
         std *= (2 * config.layers) ** -0.5
-    return torch.randn(shape, generator=rng) * std
+    values: Tensor = torch.randn(shape, generator=rng) * std
+    return values
+
+
+def _split(x: Tensor, head_dim: int) -> Tensor:
+    return x.view(*x.shape[:-1], -1, head_dim)  # [..., heads, D]
 
 
 def _key(name: str) -> str:

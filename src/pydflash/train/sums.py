@@ -3,9 +3,52 @@
 import random
 from collections.abc import Callable, Iterator
 
-_NAMES = "Ana Ben Carla Daniel Elif Farid Grace Hugo Ines Jonas Kim Leo Mia Noah Olga Pavel Rosa Sam Tara Yusuf".split()
-_THINGS = "apples books pencils cookies marbles stickers tickets flowers eggs coins cups balloons oranges cards boxes".split()
-_PLACES = "school|the market|a bakery|the library|a farm|the office|a toy shop|the park".split("|")
+_NAMES = [
+    "Ana",
+    "Ben",
+    "Carla",
+    "Daniel",
+    "Elif",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+    "Pavel",
+    "Rosa",
+    "Sam",
+    "Tara",
+]
+_THINGS = [
+    "apples",
+    "books",
+    "pencils",
+    "cookies",
+    "marbles",
+    "stickers",
+    "tickets",
+    "flowers",
+    "eggs",
+    "coins",
+    "cups",
+    "oranges",
+    "cards",
+]
+_PLACES = [
+    "school",
+    "the market",
+    "a bakery",
+    "the library",
+    "a farm",
+    "the office",
+    "a toy shop",
+    "the park",
+]
 
 
 def sums(rng: random.Random, count: int) -> Iterator[str]:
@@ -21,7 +64,13 @@ def _plain(rng: random.Random) -> str:
          f"{a} + {b} * {c}", f"{a + c}% of {b * 10}")
     )  # fmt: skip
     ask = rng.choice(
-        ("What is {}?", "Calculate {}.", "Compute {} step by step.", "{} =", "Find the value of {}.")
+        (
+            "What is {}?",
+            "Calculate {}.",
+            "Compute {} step by step.",
+            "{} =",
+            "Find the value of {}.",
+        )
     )
     return ask.format(form)
 
@@ -29,7 +78,9 @@ def _plain(rng: random.Random) -> str:
 def _equation(rng: random.Random) -> str:
     x, a, b = rng.randint(-12, 20), rng.randint(2, 12), rng.randint(1, 40)
     sign, right = rng.choice((("+", a * x + b), ("-", a * x - b)))
-    ask = rng.choice(("Solve for x: {}", "If {}, what is x?", "Solve the equation {} step by step."))
+    ask = rng.choice(
+        ("Solve for x: {}", "If {}, what is x?", "Solve the equation {} step by step.")
+    )
     return ask.format(f"{a}x {sign} {b} = {right}")
 
 

@@ -1,4 +1,4 @@
-"""EngineTarget: any architecture the engine runs, as a training target. Slower than `dense`, for all others."""
+"""EngineTarget: any architecture the engine runs, as a training target. Slower than `dense`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

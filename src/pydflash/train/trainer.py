@@ -1,4 +1,5 @@
-"""Trainer: steps, averaged weights, checkpoints. The same recipe and data give the same drafter, resumed or not.
+"""Trainer: steps, averaged weights, checkpoints. The same recipe and data give the same drafter,
+resumed or not.
 
 Everything random is a function of seed and step, so a checkpoint holds no generator.
 """
@@ -108,7 +109,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
         self.optimizer.step()
         self.step += 1

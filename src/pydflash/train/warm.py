@@ -31,7 +31,7 @@ def warm_start(net: DraftNet, target: DenseTarget, sample: Tensor) -> bool:
         which = t.layers - c.layers + i
         layer, at = target.layers[which], f"blk.{i}."
         qkv = layer.qkv.float() * layer.attn_norm
-        q, k, v = qkv.split((q_rows, kv_rows, kv_rows))
+        q, k, v = torch.split_with_sizes(qkv, (q_rows, kv_rows, kv_rows))
         queries, keys, _ = target.project(layer, inputs[which], cos, sin)
         weights |= {
             at + "attn_q.weight": q,
