@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydflash.config import EngineConfig
     from pydflash.sampling.params import SamplingParams
+    from pydflash.service.constraint import Constraint
     from pydflash.service.llm import LLM
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__", "load"]
+__all__ = ["LLM", "Constraint", "EngineConfig", "SamplingParams", "__version__", "load"]
 
 _LAZY = {
     "LLM": "pydflash.service.llm",
+    "Constraint": "pydflash.service.constraint",
     "EngineConfig": "pydflash.config",
     "SamplingParams": "pydflash.sampling.params",
 }

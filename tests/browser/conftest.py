@@ -56,6 +56,8 @@ def running() -> Iterator[LiveServer]:
 @pytest.fixture
 def server(running: LiveServer) -> LiveServer:
     running.requests.clear()
+    running.service.board.history.clear()
+    running.service.board.trees.clear()
     running.service.pause_s = 0.004
     return running
 

@@ -2,43 +2,14 @@
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.browser.conftest import Open, until
 from tests.browser.live import ANSWER, CALL, THOUGHT, TOOLS, LiveServer, words
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
+from tests.browser.steps import LAST, content, focused, say, wait_done
 
 pytestmark = pytest.mark.browser
-
-LAST = ".message.assistant:last-of-type"
-
-
-def say(page: "Page", text: str) -> None:
-    """Type into whatever has the focus, as a person without a mouse does."""
-    page.keyboard.type(text)
-    page.keyboard.press("Enter")
-
-
-def wait_done(page: "Page", answers: int | None = None) -> None:
-    """Until no answer streams; with `answers`, until there are so many."""
-    count = "document.querySelectorAll('.assistant').length"
-    wanted = f"{count} > 0" if answers is None else f"{count} === {answers}"
-    until(page, f"{wanted} && document.querySelector('#log').getAttribute('aria-busy') === 'false'")
-    assert page.locator("#send").inner_text() == "Send"
-
-
-def content(page: "Page") -> str:
-    return page.locator(f"{LAST} .content").inner_text()
-
-
-def focused(page: "Page") -> str:
-    return str(
-        page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
-    )
 
 
 def test_tokens_stream_and_render(open_page: Open, server: LiveServer) -> None:
@@ -360,70 +331,3 @@ def test_copy_button(open_page: Open) -> None:
     code = re.search(r"```python\n(.*?)\n```", ANSWER, re.DOTALL)
     assert code
     assert copied == code[1]
-
-
-def test_focus_order_and_visible_focus(open_page: Open) -> None:
-    page = open_page()
-    page.locator(".skip").focus()
-    order = []
-    for tabs in range(7):
-        page.keyboard.press("Tab" if tabs else "Shift")
-        order.append(focused(page))
-        width = page.evaluate("parseFloat(getComputedStyle(document.activeElement).outlineWidth)")
-        assert width >= 2, f"no visible focus on {order[-1]}"
-    assert order == [
-        *("Skip to the message box", "new", "open-settings", "Status", "scroller", "prompt", "send")
-    ]
-    page.keyboard.press("Enter")  # an empty message is not sent
-    assert page.locator(".message").count() == 0
-
-
-@pytest.mark.parametrize("width", [360, 320, 1280])
-def test_nothing_sticks_out(open_page: Open, width: int) -> None:
-    page = open_page(viewport={"width": width, "height": 640})
-    say(page, "x" * 200 + " code")
-    wait_done(page)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate("document.documentElement.scrollHeight") == 640
-    box = page.locator("#send").bounding_box()
-    assert box
-    assert box["x"] + box["width"] <= width
-    assert box["y"] + box["height"] <= 640
-    page.locator("#open-settings").click()
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
-CONTRAST = """() => {
-    const light = (rgb) => {
-        const [r, g, b] = rgb.match(/[\\d.]+/g).map((x) => x / 255)
-            .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (node) => {
-        const colour = getComputedStyle(node).backgroundColor;
-        return colour === "rgba(0, 0, 0, 0)" ? behind(node.parentElement) : colour;
-    };
-    const weak = [];
-    for (const node of document.querySelectorAll("main *, header *, aside *")) {
-        const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-        if (!own || !node.checkVisibility() || node.matches(":disabled, svg *")) continue;
-        const [a, b] = [light(getComputedStyle(node).color), light(behind(node))];
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) weak.push(`${node.localName}.${node.className} ${ratio.toFixed(2)}`);
-    }
-    return [weak, light(getComputedStyle(document.body).backgroundColor)];
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(open_page: Open, scheme: str) -> None:
-    page = open_page(color_scheme=scheme, viewport={"width": 1280, "height": 800})
-    page.locator("#open-settings").click()
-    page.locator("#prompt").focus()
-    say(page, "think")
-    wait_done(page)
-    say(page, "code")
-    wait_done(page)
-    weak, ground = page.evaluate(CONTRAST)
-    assert weak == []
-    assert (ground > 0.5) == (scheme == "light")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.conftest import Open, until
 from tests.browser.live import STATUS, LiveServer
-from tests.browser.test_chat import CONTRAST, focused
+from tests.browser.steps import CONTRAST, focused
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,10 +68,10 @@ def test_live(open_page: Open, server: LiveServer) -> None:
     assert label.startswith("Acceptance length: now 4.00, ")
     chat.keyboard.press("Escape")
     until(status, "document.querySelector('#phase').textContent === 'Idle'")
-    before = status.locator("#history tr").count()
+    assert status.locator("#history tr").count() == 0, "what was stopped is not in the figures"
     chat.keyboard.type("short")
     chat.keyboard.press("Enter")
-    until(status, f"document.querySelectorAll('#history tr').length > {before}")
+    until(status, "document.querySelectorAll('#history tr').length")
     newest = status.locator("#history tr").first.locator("td").all_inner_texts()
     assert newest == ["42", "3", "412.5", "31.4", "2.75"]
 

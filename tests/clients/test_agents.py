@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.agents import AGENTS, MODEL, Agent
+from pydflash.config import EngineConfig, ServerConfig, StateConfig
+from pydflash.service.build import load
+from pydflash.service.service import ChatService
+from tests.clients.agents import AGENTS, MODEL, PI, Agent
 from tests.server.live import serving
 from tests.server.scripted import Script, ScriptedChat
 
@@ -52,3 +55,18 @@ def test_a_turn_with_a_tool(agent: Agent, tmp_path: Path) -> None:
     assert result.role == "tool"
     assert "42" in str(result.content)
     assert asked[1].turns[: len(asked[0].turns)] == asked[0].turns
+
+
+@pytest.mark.model
+def test_pi_talks_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
+    if not PI.path.exists():
+        pytest.skip("run `make test-clients`, which installs the agents")
+    engine = EngineConfig(state=StateConfig(max_concurrency=1))
+    service = ChatService(load(smollm2, engine), ServerConfig(default_max_tokens=64), engine)
+    with serving(service) as url:
+        ended = PI.run(url, "What is the capital of France? Answer in one word.", tmp_path)
+    service.close()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Paris" in ended.stdout
+    assert service.board.totals.finished
+    assert service.board.totals.errors == {}

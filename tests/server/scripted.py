@@ -183,7 +183,7 @@ class ScriptedChat:
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
     ) -> list[int]:
-        return list(text.encode())
+        return list(text.encode("utf-8", "replace"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         bad = next((t for t in tokens if not 0 <= t < 256), None)

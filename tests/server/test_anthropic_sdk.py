@@ -83,6 +83,18 @@ def test_structured_output() -> None:
     assert seen.constraint.kind == "json_schema"
 
 
+def test_models() -> None:
+    def use(client: anthropic.Anthropic) -> None:
+        (model,) = client.models.list()
+        assert (model.id, model.type, model.max_input_tokens) == ("scripted", "model", 4096)
+        assert model.created_at.year == 2023
+        assert client.models.retrieve("scripted") == model
+        with pytest.raises(anthropic.NotFoundError):
+            client.models.retrieve("other")
+
+    ask(ScriptedChat(), use)
+
+
 def test_count_tokens() -> None:
     service = ScriptedChat()
     fields = request(system="Be brief.", messages=[{"role": "user", "content": "Héllo"}])

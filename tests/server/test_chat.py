@@ -286,12 +286,18 @@ async def test_every_sampling_field_arrives(http: HttpClient) -> None:
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1e308}}, "logit_bias.5"),
+        ({"regex": "\ud800"}, "regex"),
         ({"stop": [""]}, "stop"),
     ],
 )
 async def test_what_is_wrong_is_named(http: HttpClient, change: dict, param: str) -> None:
     async with http(ScriptedChat()) as client:
-        reply = await client.post("/v1/chat/completions", json={"messages": HELLO} | change)
+        reply = await client.post(
+            "/v1/chat/completions",
+            content=json.dumps({"messages": HELLO} | change),
+            headers={"content-type": "application/json"},
+        )
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert error["type"] == "invalid_request_error"

@@ -71,7 +71,25 @@ async def events_of(events: AsyncGenerator[ChatEvent, None]) -> list[ChatEvent]:
 
 
 def free_pages(loaded: Loaded) -> int:
-    return loaded.engine.states.pool.num_free
+    """Those that only the prefix cache holds count: they are given back when they are needed."""
+    states = loaded.engine.states
+    assert states.cache is not None
+    return states.pool.num_free + len(states.cache)
+
+
+async def test_the_next_turn_finds_the_last_ones_prompt(service: ChatService) -> None:
+    asked = ask("word " * 90, params={"max_tokens": 4})
+    first = await fold(service.stream(asked))
+    turns = (
+        *asked.turns,
+        Turn(role="assistant", content=first.content),
+        Turn(role="user", content="go on"),
+    )
+    second = await fold(service.stream(dataclasses.replace(asked, turns=turns)))
+    assert first.finished.usage.cached_tokens == 0
+    assert second.finished.usage.cached_tokens >= 256
+    assert service.board.totals.cached_tokens == second.finished.usage.cached_tokens
+    assert service.board.record()["cache"]["cached_pages"] > 0
 
 
 async def test_a_stream_begins_and_ends(service: ChatService) -> None:

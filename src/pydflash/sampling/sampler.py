@@ -120,7 +120,7 @@ class Sampler:
             apply_penalties(row, params, ask.generated, ask.prompt)
         apply_bias(row, params.logit_bias)
         if ask.mask is not None:
-            row[~bits(ask.mask, self.vocab_size)] = -np.inf
+            np.copyto(row, -np.inf, where=~bits(ask.mask, self.vocab_size))
         for token in ask.ban:
             row[token] = -np.inf
         return row

@@ -11,11 +11,13 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
+from pydflash.server.json import dumps
 from pydflash.service.chat import ModelFacts
 from pydflash.service.constraint import Constraint
 from pydflash.text.thinking import ThinkingRequest
 
 _MOST_SEED = 2**64
+_MOST_BIAS = 10_000  # more decides nothing, and leaves float32
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -139,6 +141,11 @@ def biases(given: Mapping[str, float] | None) -> dict[int, float]:
             raise RequestError(
                 f"logit_bias has the key {key!r}; keys are token ids", param="logit_bias"
             )
+        if not abs(value) <= _MOST_BIAS:
+            raise RequestError(
+                f"logit_bias.{key} must be within -{_MOST_BIAS}..{_MOST_BIAS}",
+                param=f"logit_bias.{key}",
+            )
         found[int(key[:20])] = value
     return found
 
@@ -147,13 +154,11 @@ def constraint(
     response_format: Mapping[str, Any] | None, grammar: str | None, regex: str | None
 ) -> Constraint | None:
     """What the answer must be. At most one may be given. Raises RequestError."""
-    from pydflash.server.json import dumps
-
     found = []
     if grammar is not None:
-        found.append(Constraint(kind="grammar", text=grammar))
+        found.append(Constraint(kind="grammar", text=_unicode(grammar, "grammar")))
     if regex is not None:
-        found.append(Constraint(kind="regex", text=regex))
+        found.append(Constraint(kind="regex", text=_unicode(regex, "regex")))
     kind = (response_format or {}).get("type", "text")
     if kind == "json_object":
         found.append(Constraint(kind="json_object", param="response_format"))
@@ -177,3 +182,11 @@ def constraint(
             param="response_format",
         )
     return found[0] if found else None
+
+
+def _unicode(text: str, param: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{param} has half a character: {error}", param=param) from error
+    return text

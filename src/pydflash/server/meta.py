@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -31,11 +32,12 @@ _UNSERVED = (
 
 @router.get("/v1/models")
 async def models(request: Request) -> Json:
-    """The one model; in Codex's form when it says its `client_version`."""
+    """The one model, for OpenAI's and Anthropic's clients; Codex says its `client_version`."""
     facts = _service(request).facts
     if "client_version" in request.query_params:
         return Json({"models": [_codex(facts)]})
-    return Json({"object": "list", "data": [_model(facts)]})
+    page = {"first_id": facts.name, "last_id": facts.name, "has_more": False}
+    return Json({"object": "list", "data": [_model(facts)], **page})
 
 
 @router.get("/v1/models/{name:path}")
@@ -155,6 +157,10 @@ def _model(facts: ModelFacts) -> dict[str, Any]:
         "display_name": facts.name,
         "owned_by": "pydflash",
         "created": facts.created,
+        "created_at": datetime.fromtimestamp(facts.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": facts.max_ctx,
+        "max_tokens": facts.max_tokens,
         "context_length": facts.max_ctx,
         "max_context_length": facts.max_ctx,
         "max_model_len": facts.max_ctx,

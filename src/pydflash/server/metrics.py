@@ -27,9 +27,9 @@ class _Board(Collector):
 
     def collect(self) -> Iterator[Metric]:
         totals = self._board.totals
-        live = sum(1 for running in self._board.running if running.completion_tokens)
+        waiting = self._board.num_waiting
+        live = len(self._board.running) - waiting
         yield _gauge("requests_decoding", "Requests that are being answered", live)
-        waiting = len(self._board.running) - live
         yield _gauge("requests_waiting", "Requests without a first token yet", waiting)
         yield _counter("requests", "Requests accepted", totals.requests)
         yield _by("requests_finished", "Requests ended", "reason", totals.finished)
@@ -49,6 +49,10 @@ class _Board(Collector):
         spent = totals.draft_s + totals.step_s
         ratio = spent / totals.reference_s if totals.reference_s else 0.0
         yield _gauge("round_step_ratio", "A round's time in one-token steps", ratio)
+        pages = GaugeMetricFamily("pydflash_pages", "Pages of the context's memory", labels=["use"])
+        for use, count in self._board.cache().items():
+            pages.add_metric([use.removesuffix("_pages")], count)
+        yield pages
         failed = float(self._board.failure is not None)
         yield _gauge("engine_failed", "1 when the engine has stopped", failed)
 

@@ -38,7 +38,7 @@ class History:
 
     def add(self, item: Item, path: str) -> None:
         """Raises RequestError with the path of what cannot be read."""
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         match kind:
             case "message":
                 self._message(item, path)
@@ -53,7 +53,7 @@ class History:
                 call_id = _text(item, "call_id", path)
                 self.add_turn(Turn(role="tool", content=output, call_id=call_id))
             case "additional_tools":
-                self.tools += [tool for tool in item.get("tools") or () if isinstance(tool, dict)]
+                self.tools += _tools(item.get("tools"), f"{path}.tools")
             case "item_reference":
                 raise RequestError(
                     f"{path}: this server stores nothing that an item_reference could mean; "
@@ -110,6 +110,12 @@ def _thought(item: Item, path: str) -> list[str]:
             found = _content(parts, f"{path}.{key}")
             return [found if isinstance(found, str) else "\n\n".join(p["text"] for p in found)]
     return []
+
+
+def _tools(tools: object, path: str) -> list[Mapping[str, Any]]:
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestError(f"{path} must be a list of objects", param=path)
+    return tools
 
 
 def _content(content: object, path: str) -> Content:

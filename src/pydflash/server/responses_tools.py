@@ -51,7 +51,7 @@ def choice_of(
         case {"type": "custom", "name": str(name)}:
             choice = {"type": "function", "name": name}
         case {"type": "allowed_tools", "tools": list(allowed), **rest}:
-            names = {item.get("name") for item in allowed if isinstance(item, Mapping)}
+            names = [item.get("name") for item in allowed if isinstance(item, Mapping)]
             left = Declared(
                 toolset=Toolset([tool for tool in tools.toolset if tool.name in names]),
                 custom=tools.custom,
@@ -72,7 +72,7 @@ def _opened(items: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any],
             spaced += [(tool, str(item.get("name"))) for tool in inner if isinstance(tool, Mapping)]
         else:
             plain.append((item, None))
-    names = {item.get("name") for item, _ in plain}
+    names = [item.get("name") for item, _ in plain]
     return plain + [(item, space) for item, space in spaced if item.get("name") not in names]
 
 

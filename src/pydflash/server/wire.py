@@ -1,4 +1,4 @@
-"""Streams on the wire: server-sent events with keep-alives, and requests whose client has left.
+"""Streams on the wire: server-sent events with keep-alive comments, and requests whose client has left.
 
 Invariant: however a reply ends (told to its end, client gone, client stalled, server stopping), its
 events are closed, which aborts the request behind them.

@@ -10,9 +10,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pydflash.config import EngineConfig, ServerConfig
 from pydflash.engine.request import Request, StepResult
+from pydflash.engine.states import States
 from pydflash.errors import ConfigError, EngineError, RequestError
 from pydflash.sampling.mask import Grammar
 from pydflash.service.answer import timings_of
@@ -81,6 +83,7 @@ class ChatService:
             plan=tuple(loaded.lines()),
         )
         self.board = StatusBoard(self.facts.name)
+        self.board.cache = partial(_pages, loaded.engine.states)
         self.on_failure: Callable[[EngineError], None] | None = None
         self._closing = False
         self._worker = Worker(loaded.engine)
@@ -310,6 +313,16 @@ class _Telling:
             close_kind=budget.close_kind if budget else None,
             degenerate=budget is not None and budget.degenerate,
         )
+
+
+def _pages(states: States) -> dict[str, int]:
+    """Read while the engine works: each figure is right, their sum may be off for a moment."""
+    free, cached = states.pool.num_free, len(states.cache) if states.cache is not None else 0
+    return {
+        "free_pages": free,
+        "cached_pages": cached,
+        "used_pages": max(states.pool.num_pages - free - cached, 0),
+    }
 
 
 def _running(request: ChatRequest, prompt: Prompt) -> Running:

@@ -6,7 +6,7 @@ Writers and readers share one event loop's thread; nothing here blocks or grows 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,8 +95,15 @@ class StatusBoard:
         self.running: list[Running] = []
         self.history: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self.trees: deque[dict[str, Any]] = deque(maxlen=8)  # the last draft trees, newest last
+        self.cache: Callable[[], dict[str, int]] = dict  # pages of the context's memory, by use
+        self.begun = time.monotonic()
         self.failure: str | None = None  # why the engine has stopped, if it has
         self._watchers: set[asyncio.Queue[Notice]] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a first token yet."""
+        return sum(not running.completion_tokens for running in self.running)
 
     @property
     def phase(self) -> Phase:
@@ -139,6 +146,10 @@ class StatusBoard:
             "model": self.model,
             "total_requests": self.totals.requests,
             "live": len(self.running),
+            "running": len(self.running) - self.num_waiting,
+            "waiting": self.num_waiting,
+            "uptime_s": round(time.monotonic() - self.begun, 1),
+            "cache": self.cache(),
             "failure": self.failure,
             "current": current,
             "requests": [running.record() for running in self.running],

@@ -110,7 +110,10 @@ function drawCurrent(current) {
   if (id !== currentId) latest = "";
   currentId = id;
   byId("latest").textContent = latest;
-  if (!current) return;
+  if (!current) {
+    byId("current").textContent = "Nothing now; this came last:";
+    return;
+  }
   const parts = [
     current.prompt_excerpt && `“${current.prompt_excerpt}”`,
     `prompt ${figure(current.prompt_tokens)}`,

@@ -10,7 +10,8 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 6;  // 6 rows x 2 registers of sums, 2 of weights, 1 of activations: 15 of 16
-constexpr int FUSED_PANELS[] = {2, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once, so that sums and scales stay in registers
+constexpr int FUSED_PANELS[] = {2, 1, 1, 1, 1, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once, so that sums and scales stay in registers
+constexpr int FUSED_WHOLE = 5;  // rows whose sums stay in registers while the weights are decoded
 
 INL V vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INL void vstore(float* p, V x) {
@@ -97,9 +98,14 @@ INL I lookup16(I x, const uint8_t* table) {
   return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
 }
 
-// Four sums together in registers: what gives way to them is a scale or a minimum, which is only read, and not a sum,
-// whose next fma would wait for the store and the load.
-INL void hold4(V* a) {
-  asm("" : "+x"(a[0].a), "+x"(a[0].b), "+x"(a[1].a), "+x"(a[1].b),
-           "+x"(a[2].a), "+x"(a[2].b), "+x"(a[3].a), "+x"(a[3].b));
+// a[r] += w * x[r]. Tied to registers: what gives way to sums is a scale or a minimum, which is only read, and not
+// another sum, whose next fma would wait for the store and the load.
+template <int R>
+INL void add_rows(V* a, V w, const float* x) {
+  for (int r = 0; r < R; r++) {
+    __m256 t;
+    asm("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
+        : "+x"(a[r].a), "+x"(a[r].b), "=&x"(t)
+        : "m"(x[r]), "x"(w.a), "x"(w.b));
+  }
 }

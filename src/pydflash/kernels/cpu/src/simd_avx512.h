@@ -10,7 +10,8 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 12;  // enough sums in flight for two FMA units, and room to spare in 32 registers
-constexpr int FUSED_PANELS[] = {4, 4, 2, 2};  // by rows of a fused pass: panels it runs through at once
+constexpr int FUSED_PANELS[] = {4, 4, 2, 2, 2, 2, 2, 2};  // by rows of a fused pass: panels it runs through at once
+constexpr int FUSED_WHOLE = 8;  // rows whose sums stay in registers while the weights are decoded
 
 INL V vload(const float* p) { return {_mm512_loadu_ps(p)}; }
 INL void vstore(float* p, V x) { _mm512_storeu_ps(p, x.v); }
@@ -71,4 +72,9 @@ INL I lookup16(I x, const uint8_t* table) {
   __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm512_shuffle_epi8(t, x.v)};
 }
-INL void hold4(V*) {}  // 32 registers: nothing has to give way
+
+// a[r] += w * x[r].
+template <int R>
+INL void add_rows(V* a, V w, const float* x) {
+  for (int r = 0; r < R; r++) a[r] = fma(w, vset(x[r]), a[r]);
+}

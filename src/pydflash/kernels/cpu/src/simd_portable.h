@@ -4,7 +4,8 @@
 #pragma once
 
 constexpr int TILE_ROWS = 4;
-constexpr int FUSED_PANELS[] = {1, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once
+constexpr int FUSED_PANELS[] = {1, 1, 1, 1, 1, 1, 1, 1};  // by rows of a fused pass: panels it runs through at once
+constexpr int FUSED_WHOLE = 8;  // rows whose sums stay in registers while the weights are decoded
 
 typedef float V __attribute__((vector_size(64)));
 typedef uint32_t I __attribute__((vector_size(64)));
@@ -105,7 +106,11 @@ PF_CALL I lookup16(I x, const uint8_t* table) {
   memcpy(&x, b, 64);
   return x;
 }
-// Asks for four sums to stay in registers, where the compiler would move them out.
-INL void hold4(V*) {}
+
+// a[r] += w * x[r].
+template <int R>
+INL void add_rows(V* a, V w, const float* x) {
+  for (int r = 0; r < R; r++) a[r] = fma(w, vset(x[r]), a[r]);
+}
 
 #undef PF_CALL
