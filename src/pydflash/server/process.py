@@ -18,7 +18,7 @@ import uvicorn
 from pydflash.config import EngineConfig, ServerConfig
 from pydflash.errors import ConfigError, EngineError
 from pydflash.server.app import create_app
-from pydflash.service.build import load
+from pydflash.service.build import load_apart
 from pydflash.service.service import ChatService
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def run(path: Path, config: ServerConfig, engine: EngineConfig, say: Callable[[s
     """
     listener = _listen(config)
     try:
-        service = ChatService(load(path, engine), config, engine)
+        service = ChatService(load_apart(path, engine), config, engine)
         try:
             for line in service.facts.plan:
                 say(line)

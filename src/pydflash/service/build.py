@@ -7,7 +7,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -26,6 +26,7 @@ from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.load import describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
+from pydflash.service.thread import EngineThread
 from pydflash.spec.proposer import Proposer
 from pydflash.state.base import recurrent_specs
 from pydflash.state.cache import PrefixCache
@@ -52,6 +53,7 @@ class Loaded:
     threads: int
     load_s: float
     drafter: str | None  # what drafts, if anything does
+    thread: EngineThread | None = None  # where it was loaded, if that was not the caller's
 
     def lines(self) -> list[str]:
         """What was chosen at load, for a person to read."""
@@ -175,6 +177,19 @@ def _drafter_name(drafting: Drafting | None) -> str | None:
     if drafting.file is None:
         return "looking up repetitions of the text"
     return drafting.file.path.name
+
+
+def load_apart(
+    path: Path, config: EngineConfig, *, progress: Callable[[int, int], None] | None = None
+) -> Loaded:
+    """`load` on a thread of its own, which `Loaded.thread` then is: whoever drives the engine uses it."""
+    thread = EngineThread()
+    try:
+        loaded = thread.call(lambda: load(path, config, progress=progress))
+    except BaseException:
+        thread.close()
+        raise
+    return replace(loaded, thread=thread)
 
 
 def build_language(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate]:

@@ -12,7 +12,7 @@ from pydflash.config import EngineConfig
 from pydflash.engine.request import Request
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.answer import Answer
-from pydflash.service.build import Loaded, load
+from pydflash.service.build import Loaded, load_apart
 from pydflash.service.constraint import Constraint
 from pydflash.service.events import Event, Finished, TextDelta, TokenLogprob
 from pydflash.service.guidance import Guidance
@@ -45,10 +45,10 @@ class LLM:
     ) -> None:
         """`model` is a catalogue name, a path, or hf:owner/repo/file."""
         path = model if isinstance(model, Path) else catalog.resolve(model)
-        self.loaded: Loaded = load(path, config or EngineConfig(), progress=progress)
+        self.loaded: Loaded = load_apart(path, config or EngineConfig(), progress=progress)
         self.tokenizer = self.loaded.tokenizer
         self._guidance = Guidance(self.tokenizer)
-        self._worker = Worker(self.loaded.engine)
+        self._worker = Worker(self.loaded.engine, self.loaded.thread)
 
     @property
     def plan(self) -> list[str]:

@@ -86,7 +86,7 @@ class ChatService:
         self.board.cache = partial(_pages, loaded.engine.states)
         self.on_failure: Callable[[EngineError], None] | None = None
         self._closing = False
-        self._worker = Worker(loaded.engine)
+        self._worker = Worker(loaded.engine, loaded.thread)
         self._watch(loaded)
 
     def refuse(self) -> None:

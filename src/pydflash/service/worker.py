@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.errors import EngineError
+from pydflash.service.thread import EngineThread
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +37,15 @@ class Ticket:
 class Worker:
     """Owns the engine after construction."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, thread: EngineThread | None = None) -> None:
+        """`thread`: the one on which the engine was built, if it has one of its own."""
         self._engine = engine
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[int, Ticket] = {}
         self._dead: EngineError | None = None
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="pydflash-engine", daemon=True)
-        self._thread.start()
+        self._thread = thread or EngineThread()
+        self._thread.post(self._run)
 
     @property
     def failure(self) -> EngineError | None:
@@ -76,7 +78,7 @@ class Worker:
     def close(self) -> None:
         """End every open request and stop the thread."""
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.close()
 
     def _run(self) -> None:
         try:
