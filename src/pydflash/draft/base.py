@@ -58,6 +58,7 @@ class DraftRow:
 
     tokens: Sequence[int]
     context: Context | None = None
+    fresh: bool = False  # no round has been drafted for it yet
 
 
 class Drafter(Protocol):

@@ -175,7 +175,11 @@ class Engine:
         ]
 
     def _row(self, sequence: Sequence) -> DraftRow:
-        return DraftRow(tokens=sequence.tokens, context=self.states.of(sequence).draft)
+        return DraftRow(
+            tokens=sequence.tokens,
+            context=self.states.of(sequence).draft,
+            fresh=not sequence.draft.rounds,
+        )
 
     def _verify(self, work: Many[RowWork], output: StepOutput) -> dict[int, Walk]:
         """Walk every row that has logits. Keys are indices into `work`."""

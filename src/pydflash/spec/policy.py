@@ -28,6 +28,7 @@ REACH = 0.06  # share of the latest round in what each depth gave
 ALLOWANCE = 0.02  # share of plain decoding that probes may cost
 DEAREST = 0.7  # plain steps beyond which a failed probe does not put off the next
 LEAST = 0.012  # what is left of it after probes that kept failing
+HOPE = 0.15  # plain steps a row that drafting is believed to save in a new text, at least
 FULL = 12  # every so many drafted rounds all slots are drafted
 
 
@@ -74,6 +75,12 @@ class Policy:
     def gain(self) -> float:
         """Plain steps that a drafted round is believed to save."""
         return self._hope + self._error
+
+    def hope_anew(self) -> None:
+        """A new text begins: what did not pay for the last one may pay for this."""
+        self._hope = max(self._hope, HOPE)
+        self._error = max(self._error, 0.0)
+        self._allowance = ALLOWANCE
 
     def slots(self, sequences: int = 1, context: int = 0) -> int:
         """Slots to draft in the next round; 0 makes it a plain one."""

@@ -46,6 +46,8 @@ class Speculator:
         """A tree for each row, or the pending token alone where drafting would not pay."""
         context = _mean([len(row.tokens) for row in rows])
         roots = [row.tokens[-1] for row in rows]
+        if any(row.fresh for row in rows):
+            self.policy.hope_anew()
         self._slots = min(self.policy.slots(len(rows), context), self.drafter.slots)
         if not self._slots:
             self._scores = [DraftScores.nothing()] * len(rows)
