@@ -2,6 +2,7 @@
 
 import json
 import logging
+import ssl
 import sys
 from typing import Annotated
 
@@ -44,6 +45,14 @@ def _check(server: ServerConfig) -> None:
         raise ConfigError(f"--port {server.port}: give 0 to 65535")
     if bool(server.ssl_certfile) != bool(server.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile go together: give both or none")
+    if server.ssl_certfile:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(server.ssl_certfile, server.ssl_keyfile)
+        except OSError as error:
+            raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {error}") from error
+    if server.default_max_tokens < 0 or not 0 <= server.shutdown_s < 86400:
+        raise ConfigError("--max-tokens must be 0 or more, --shutdown-s from 0 to 86400")
     if server.max_queue < 1:
         raise ConfigError(f"--max-queue {server.max_queue}: give 1 or more")
 

@@ -269,7 +269,7 @@ def _vocabulary(
         return output, None
     ids = torch.arange(c.draft_vocab, device=tensors.ops.device)
     ids = ids + tensors.integers("d2t", c.draft_vocab)
-    if not 0 <= int(ids.min()) <= int(ids.max()) < c.vocab:
+    if not 0 <= int(ids.min()) <= int(ids.max()) < min(c.vocab, output.rows):
         raise CheckpointError(
             f"the drafter's d2t names tokens beyond the vocabulary of {c.vocab}; "
             "it was made for another model"

@@ -16,7 +16,7 @@ from pydflash.draft.base import Context, DraftRow, DraftScores
 GRAMS = (6, 4, 3, 2)  # lengths that are indexed, longest first
 KEPT = 6  # latest places kept of each n-gram
 LONGEST = 24  # tokens by which a match is compared backwards
-SEQUENCES = 64  # indices kept
+SEQUENCES = 16  # indices kept
 TOKENS = 65536  # tokens an index spans; beyond, it starts again from the later half
 
 _IMPOSSIBLE = -math.inf

@@ -261,10 +261,9 @@ class Engine:
         for w, path in zip(work, paths, strict=True):
             context = w.state.draft
             if context is not None and w.row.sequence.request.speculate:
-                if list(path) == list(range(len(path))):  # no copy where nothing was skipped
-                    rows = features[first : first + len(path)]
-                else:
-                    rows = features[[first + node for node in path]]
+                nodes = [first + node for node in path]
+                # A view would keep the whole step's features alive for as long as it waits.
+                rows = features if len(nodes) == len(features) else features[nodes]
                 context.append(w.state.length - len(path), rows)
                 fed.append(context)
             first += w.tokens

@@ -113,7 +113,7 @@ def thinking(
     )
 
 
-_TAKEN = ("messages", "tools", "add_generation_prompt", "enable_thinking")
+_TAKEN = ("self", "messages", "tools", "add_generation_prompt", "enable_thinking")
 
 
 def template_switches(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ MAX_BODY = 64 * 1024 * 1024
 _CORS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-allow-headers", b"*"),
+    (b"access-control-allow-headers", b"*, Authorization"),  # which * does not cover
 )
 # What a browser or a probe asks for before it can have a key.
 _OPEN = ("/", "/health", "/status", "/favicon.ico")

@@ -67,6 +67,7 @@ async def _serve(
 
     def failed(error: EngineError) -> None:
         failures.append(error)
+        service.refuse()
         server.should_exit = True
 
     async def end_late() -> None:

@@ -93,7 +93,9 @@ def load(
         template=template.source,
     )
     drafting = (
-        None if proposer is not None else choose(config.spec, facts, described.config.max_positions)
+        None
+        if proposer is not None
+        else choose(config.spec, facts, config.state.max_ctx or described.config.max_positions)
     )
     plan = plan_memory(
         footprint=described.footprint(ops),
@@ -187,7 +189,7 @@ def load_apart(
     try:
         loaded = thread.call(lambda: load(path, config, progress=progress))
     except BaseException:
-        thread.close()
+        thread.close(wait=False)  # an impatient Ctrl-C need not sit the load out
         raise
     return replace(loaded, thread=thread)
 

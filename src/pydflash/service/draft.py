@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -109,7 +110,8 @@ def build_speculator(
     """The proposer, its idea of costs measured on the machine as it is now."""
     cost = CostModel()
     cost.profile(
-        measure_steps(model, states, drafting.settings.max_nodes), _measure_drafts(drafter, states)
+        measure_steps(model, states, min(drafting.settings.max_nodes, model.max_positions)),
+        _measure_drafts(drafter, states),
     )
     return Speculator(drafter, Policy(drafting.settings, cost))
 
@@ -138,10 +140,12 @@ def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, fl
 
 
 def _settings(spec: SpecConfig, slots: int) -> Settings:
-    mode = "chain" if spec.draft_chain else "tree" if spec.ddtree_budget else "adaptive"
+    mode: Literal["adaptive", "tree", "chain"] = (
+        "chain" if spec.draft_chain else "tree" if spec.ddtree_budget else "adaptive"
+    )
     budget = spec.ddtree_budget or MOST_NODES - 1
     return Settings(
-        mode="chain" if mode == "chain" else "tree" if mode == "tree" else "adaptive",
+        mode=mode,
         max_slots=slots,
         max_nodes=1 + (min(budget, slots) if mode == "chain" else budget),
         budget=budget,

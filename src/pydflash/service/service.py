@@ -86,12 +86,14 @@ class ChatService:
         self.board.cache = partial(_pages, loaded.engine.states)
         self.on_failure: Callable[[EngineError], None] | None = None
         self._closing = False
+        self._preparing = 0  # requests admitted and not yet with the engine
         self._worker = Worker(loaded.engine, loaded.thread)
         self._watch(loaded)
 
     def refuse(self) -> None:
         """Take no new requests; those under way go on."""
         self._closing = True
+        self.board.close()
 
     def close(self) -> None:
         """End every open stream and stop the engine's thread. Blocks for one step at most."""
@@ -102,7 +104,11 @@ class ChatService:
         """As `Chat.stream`."""
         try:
             self._admissible(request)
-            prompt, grammar = await asyncio.to_thread(self._prepare, request)
+            self._preparing += 1
+            try:
+                prompt, grammar = await asyncio.to_thread(self._prepare, request)
+            finally:
+                self._preparing -= 1
             budget = self._prompts.budget(prompt)
             seed = request.params.seed
             inbox = Inbox()
@@ -117,6 +123,10 @@ class ChatService:
             ticket = self._worker.submit(asked, inbox.put)
         except RequestError as error:
             self.board.error(error.code)
+            raise
+        except EngineError as error:  # it died with nobody listening
+            self.board.error("engine_failed")
+            self._check_engine(error)
             raise
         running = _running(request, prompt)
         self.board.begin(running)
@@ -169,7 +179,7 @@ class ChatService:
     def _admissible(self, request: ChatRequest) -> None:
         if self._closing:
             raise RequestError("the server is stopping", code="stopping", status=503)
-        if len(self.board.running) >= self._max_queue:
+        if len(self.board.running) + self._preparing >= self._max_queue:
             raise RequestError(
                 f"{self._max_queue} requests are waiting or under way; try again later",
                 code="overloaded",

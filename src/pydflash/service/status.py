@@ -98,7 +98,7 @@ class StatusBoard:
         self.cache: Callable[[], dict[str, int]] = dict  # pages of the context's memory, by use
         self.begun = time.monotonic()
         self.failure: str | None = None  # why the engine has stopped, if it has
-        self._watchers: set[asyncio.Queue[Notice]] = set()
+        self._watchers: set[asyncio.Queue[Notice | None]] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -159,14 +159,21 @@ class StatusBoard:
 
     async def watch(self) -> AsyncGenerator[Notice, None]:
         """The status now, then what happens. A watcher that falls behind misses notices."""
-        queue: asyncio.Queue[Notice] = asyncio.Queue(_WAITING)
+        queue: asyncio.Queue[Notice | None] = asyncio.Queue(_WAITING)
         self._watchers.add(queue)
         try:
             yield Notice("status", self.record())
-            while True:
-                yield await queue.get()
+            while (notice := await queue.get()) is not None:
+                yield notice
         finally:
             self._watchers.discard(queue)
+
+    def close(self) -> None:
+        """End every watch: an open page must not hold a server that stops."""
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
 
     def _add(self, finished: "ChatFinished") -> None:
         usage, timings, totals = finished.usage, finished.timings, self.totals

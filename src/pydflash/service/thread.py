@@ -42,10 +42,11 @@ class EngineThread:
         """Run it without waiting; it must not raise."""
         self._jobs.put(function)
 
-    def close(self) -> None:
-        """End the thread once everything posted is done, and wait for that."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread once everything posted is done; `wait` for that."""
         self._jobs.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

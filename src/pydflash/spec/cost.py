@@ -81,7 +81,7 @@ class Curve:
         slope = GROWTH * first / max(line[0][0], 1)
         if len(line) > 1:
             slope = max(slope, (last[1] - line[-2][1]) / (last[0] - line[-2][0]))
-        table = [first] * (min(line[0][0], count) + 1)
+        table = [first] * (line[0][0] + 1)
         for (n0, s0), (n1, s1) in pairwise(line):
             table += [s0 + (s1 - s0) * (n - n0) / (n1 - n0) for n in range(n0 + 1, n1 + 1)]
         table += [last[1] + slope * (n - last[0]) for n in range(last[0] + 1, count + 1)]
