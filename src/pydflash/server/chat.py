@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from pydflash.errors import RequestError
 from pydflash.server import openai
-from pydflash.server.fields import Body, SamplingFields, ThinkingFields, constraint
+from pydflash.server.fields import SamplingFields, StreamOptions, ThinkingFields, constraint
 from pydflash.server.json import Json
 from pydflash.server.many import begin_all, fold_all, many
 from pydflash.server.turns import Message, turns_of
@@ -30,10 +30,6 @@ from pydflash.text.stream import Content, Reasoning, ToolCallArguments
 from pydflash.text.toolset import Toolset
 
 router = APIRouter()
-
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
 
 
 class ChatBody(SamplingFields, ThinkingFields):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from pydflash.errors import RequestError
 from pydflash.server import openai
-from pydflash.server.fields import Body, SamplingFields, constraint
+from pydflash.server.fields import SamplingFields, StreamOptions, constraint
 from pydflash.server.json import Json
 from pydflash.server.many import begin_all, fold_all, many
 from pydflash.server.wire import LEFT, Events, EventStream, Frames, frame, unless_left
@@ -22,10 +22,6 @@ from pydflash.text.stream import Content
 router = APIRouter()
 
 Prompt = str | list[int] | list[str] | list[list[int]]
-
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
 
 
 class CompletionBody(SamplingFields):

@@ -113,6 +113,12 @@ def thinking(
     )
 
 
+class StreamOptions(Body):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+
+
 _TAKEN = ("self", "messages", "tools", "add_generation_prompt", "enable_thinking")
 
 

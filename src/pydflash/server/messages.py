@@ -1,7 +1,6 @@
 """Anthropic's Messages API: /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,16 @@ from pydflash.server import errors
 from pydflash.server.json import Json
 from pydflash.server.messages_body import CountBody, MessagesBody, params_of, prompt_of
 from pydflash.server.messages_stream import MessageStream
-from pydflash.server.wire import LEFT, Events, EventStream, begin, frame, unless_left
-from pydflash.service.chat import Chat, ChatRequest, ChatStarted, ModelFacts
+from pydflash.server.wire import (
+    LEFT,
+    EventStream,
+    begin,
+    frame,
+    frames_of,
+    take_whole,
+    unless_left,
+)
+from pydflash.service.chat import Chat, ChatRequest, ModelFacts
 
 router = APIRouter(tags=["anthropic"])
 
@@ -31,8 +38,13 @@ async def create(request: Request, body: MessagesBody) -> Response:
     stream = MessageStream(body.model or service.facts.name, show_thinking=shown)
     if body.stream:
         started, events = await begin(service, asked)
-        return EventStream(_frames(stream, started, events), [events], _failed)
-    message = await unless_left(request, _whole(service, asked, stream))
+        return EventStream(frames_of(stream, started, events), [events], _failed)
+
+    async def whole() -> dict[str, Any]:
+        await take_whole(service, asked, stream)
+        return stream.message
+
+    message = await unless_left(request, whole())
     return Response(status_code=LEFT) if message is None else Json(message)
 
 
@@ -57,25 +69,6 @@ def request_of(body: MessagesBody, facts: ModelFacts, *, session: str | None = N
         user=body.metadata.user_id if body.metadata else None,
         streamed=bool(body.stream),
     )
-
-
-async def _whole(service: Chat, asked: ChatRequest, stream: MessageStream) -> dict[str, Any]:
-    async with aclosing(service.stream(asked)) as events:
-        async for event in events:
-            for _ in stream.feed(event):
-                pass
-    return stream.message
-
-
-async def _frames(
-    stream: MessageStream, started: ChatStarted, events: Events
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        for wire in stream.feed(started):
-            yield frame(wire, wire["type"])
-        async for event in events:
-            for wire in stream.feed(event):
-                yield frame(wire, wire["type"])
 
 
 def _failed(error: PydflashError) -> Iterator[str]:

@@ -41,14 +41,12 @@ class _Board(Collector):
         yield _counter(
             "dropped_calls", "Texts in a call's form that were none", totals.dropped_calls
         )
-        yield _counter("draft_rounds", "Steps that decoded", totals.draft_rounds)
-        yield _counter("draft_nodes", "Tokens drafted", totals.draft_nodes)
-        yield _counter("draft_accepted", "Drafted tokens accepted", totals.draft_accepted)
-        length = totals.draft_tokens / totals.draft_rounds if totals.draft_rounds else 0.0
-        yield _gauge("acceptance_length", "Tokens a round", length)
-        spent = totals.draft_s + totals.step_s
-        ratio = spent / totals.reference_s if totals.reference_s else 0.0
-        yield _gauge("round_step_ratio", "A round's time in one-token steps", ratio)
+        draft = totals.draft
+        yield _counter("draft_rounds", "Steps that decoded", draft.rounds)
+        yield _counter("draft_nodes", "Tokens drafted", draft.nodes)
+        yield _counter("draft_accepted", "Drafted tokens accepted", draft.accepted_nodes)
+        yield _gauge("acceptance_length", "Tokens a round", draft.acceptance_length)
+        yield _gauge("round_step_ratio", "A round's time in one-token steps", draft.round_cost)
         pages = GaugeMetricFamily("pydflash_pages", "Pages of the context's memory", labels=["use"])
         for use, count in self._board.cache().items():
             pages.add_metric([use.removesuffix("_pages")], count)

@@ -1,7 +1,6 @@
 """OpenAI's Responses API: /v1/responses and /v1/responses/input_tokens."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,16 @@ from pydflash.server.responses_body import (
     style_of,
 )
 from pydflash.server.responses_stream import ResponseStream
-from pydflash.server.wire import LEFT, Events, EventStream, begin, frame, unless_left
-from pydflash.service.chat import Chat, ChatRequest, ChatStarted, ModelFacts
+from pydflash.server.wire import (
+    LEFT,
+    EventStream,
+    begin,
+    frame,
+    frames_of,
+    take_whole,
+    unless_left,
+)
+from pydflash.service.chat import Chat, ChatRequest, ModelFacts
 
 router = APIRouter(tags=["openai"])
 
@@ -39,8 +46,13 @@ async def create(request: Request, body: ResponsesBody) -> Response:
             for wire in stream.fail(str(error)):
                 yield frame(wire, wire["type"])
 
-        return EventStream(_frames(stream, started, events), [events], failed)
-    response = await unless_left(request, _whole(service, asked, stream))
+        return EventStream(frames_of(stream, started, events), [events], failed)
+
+    async def whole() -> dict[str, Any]:
+        await take_whole(service, asked, stream)
+        return stream.response
+
+    response = await unless_left(request, whole())
     return Response(status_code=LEFT) if response is None else Json(response)
 
 
@@ -81,22 +93,3 @@ def request_of(
         streamed=bool(body.stream),
     )
     return asked, ResponseStream(echo_of(body, params, facts.name), style_of(body, tools))
-
-
-async def _whole(service: Chat, asked: ChatRequest, stream: ResponseStream) -> dict[str, Any]:
-    async with aclosing(service.stream(asked)) as events:
-        async for event in events:
-            for _ in stream.feed(event):
-                pass
-    return stream.response
-
-
-async def _frames(
-    stream: ResponseStream, started: ChatStarted, events: Events
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        for wire in stream.feed(started):
-            yield frame(wire, wire["type"])
-        async for event in events:
-            for wire in stream.feed(event):
-                yield frame(wire, wire["type"])

@@ -6,9 +6,17 @@ events are closed, which aborts the request behind them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,6 +58,32 @@ async def begin(service: Chat, request: ChatRequest) -> tuple[ChatStarted, Event
         raise
     assert isinstance(started, ChatStarted)
     return started, events
+
+
+class Reply(Protocol):
+    """A vendor's stream that keeps the reply it amounts to."""
+
+    def feed(self, event: ChatEvent) -> Iterator[dict[str, Any]]: ...
+
+
+async def take_whole(service: Chat, request: ChatRequest, reply: Reply) -> None:
+    """Run a request to its end: the reply then is the fold of its stream."""
+    async with aclosing(service.stream(request)) as events:
+        async for event in events:
+            for _ in reply.feed(event):
+                pass
+
+
+async def frames_of(
+    reply: Reply, started: ChatStarted, events: Events
+) -> AsyncGenerator[str, None]:
+    """The stream's frames, each named by its type."""
+    async with aclosing(events):
+        for wire in reply.feed(started):
+            yield frame(wire, wire["type"])
+        async for event in events:
+            for wire in reply.feed(event):
+                yield frame(wire, wire["type"])
 
 
 class EventStream(Response):

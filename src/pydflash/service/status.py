@@ -1,6 +1,7 @@
 """StatusBoard: what is running and what has run, for status pages and metrics. No tensors.
 
-Writers and readers share one event loop's thread; nothing here blocks or grows without bound.
+Writers and readers share one event loop's thread, but for `trees`, which the engine's thread appends to;
+nothing here blocks or grows without bound.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydflash.spec.stats import DraftStats
 
 if TYPE_CHECKING:
     from pydflash.service.chat import ChatFinished
@@ -69,13 +72,7 @@ class Totals:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     dropped_calls: int = 0
-    draft_rounds: int = 0
-    draft_tokens: int = 0
-    draft_nodes: int = 0
-    draft_accepted: int = 0
-    draft_s: float = 0.0
-    step_s: float = 0.0
-    reference_s: float = 0.0
+    draft: DraftStats = field(default_factory=DraftStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +180,7 @@ class StatusBoard:
         totals.reasoning_tokens += usage.reasoning_tokens
         draft = usage.draft
         if draft is not None:
-            totals.draft_rounds += draft.rounds
-            totals.draft_tokens += draft.tokens
-            totals.draft_nodes += draft.nodes
-            totals.draft_accepted += draft.accepted_nodes
-            totals.draft_s += draft.draft_s
-            totals.step_s += draft.step_s
-            totals.reference_s += draft.reference_s
+            totals.draft.merge(draft)
         self.history.append(
             {
                 "prefill_tok_s": round(timings.prefill_tps, 1),
