@@ -1,8 +1,8 @@
 """EngineThread: the one thread on which a model is loaded and run.
 
 OpenMP keeps a team of threads for every thread that ever ran a parallel region. With two teams on a machine
-libgomp finds more threads than cores, stops spinning between regions and sleeps instead, and every region of a
-token begins with a wake-up. So whatever runs kernels, loading included, runs here.
+libgomp finds more threads than cores, stops spinning between regions and sleeps instead, and every region
+of a token begins with a wake-up. So whatever runs kernels, loading included, runs here.
 """
 
 import queue
