@@ -248,7 +248,9 @@ def attention_kernel(
     for n in range(begin, paged, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
-        b_k = load_keys(k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE)
+        b_k = load_keys(
+            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+        )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
             v_ptr, v_scale_ptr, page, lane, m_n, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
@@ -257,7 +259,7 @@ def attention_kernel(
         b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, True, SOFTCAP)
     if HAS_TREE:
         ancestor_ptr = ancestors_ptr + t_from.to(tl.int64) * depth
-        for n in range(paged, high, BLOCK_N):
+        for n in tl.range(paged, high, BLOCK_N, num_stages=1):
             o_n = n + tl.arange(0, BLOCK_N)
             m_n = (o_n >= low) & (o_n < high)
             page, lane = paged_slots(table_ptr, o_n, low, tl.minimum(high, base), PAGE)

@@ -116,24 +116,7 @@ def attention_prefill_kernel(
     b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     table_ptr = page_table_ptr + row.to(tl.int64) * pages
     start = low // BLOCK_N * BLOCK_N
-    # Tiles that every query sees whole need no mask; with a window or a late first position all have one.
-    middle = start
-    if WINDOW == 0 and first_ptr is None:
-        middle = (offset + i_m * BLOCK_M) // BLOCK_N * BLOCK_N
-        for n in range(start, middle, BLOCK_N):
-            o_n = n + tl.arange(0, BLOCK_N)
-            page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
-            b_k = load_keys(
-                k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
-            )
-            m_n = o_n >= 0
-            b_v = load_values(
-                v_ptr, v_scale_ptr, page, lane, m_n, i_g, False, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
-            )
-            b_max, b_sum, b_acc = fold(
-                b_q, b_k, b_v, None, b_max, b_sum, b_acc, False, SOFTCAP
-            )  # fmt: skip
-    for n in range(middle, high, BLOCK_N):
+    for n in range(start, high, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
         b_k = load_keys(
