@@ -253,10 +253,10 @@ def attention_kernel(
         )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
-            v_ptr, v_scale_ptr, page, lane, m_n, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
         )
         seen = _seen(o_n, b_pos, b_last, lowest, WINDOW, CAUSAL)
-        b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, True, SOFTCAP)
+        b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP)
     if HAS_TREE:
         ancestor_ptr = ancestors_ptr + t_from.to(tl.int64) * depth
         for n in tl.range(paged, high, BLOCK_N, num_stages=1):
@@ -270,10 +270,10 @@ def attention_kernel(
                 k_ptr, k_scale_ptr, page, lane, i_g, False, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
             )
             b_v = load_values(
-                v_ptr, v_scale_ptr, page, lane, m_n, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+                v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
             )
             seen = _seen(o_n, b_pos, b_last, lowest, WINDOW, CAUSAL)
-            b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, True, SOFTCAP)
+            b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP)
 
     o_part = (o_t.to(tl.int64) * HEADS + o_h) * chunks + i_c
     tl.store(stats_ptr + o_part * 2, b_max, mask=m_m)

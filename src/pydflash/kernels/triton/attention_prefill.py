@@ -124,12 +124,12 @@ def attention_prefill_kernel(
         )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
-            v_ptr, v_scale_ptr, page, lane, m_n, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
         )
         seen = (o_n[None, :] <= b_pos[:, None]) & (o_n[None, :] >= lowest)
         if WINDOW > 0:
             seen &= b_pos[:, None] - o_n[None, :] < WINDOW
-        b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, True, SOFTCAP)
+        b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP)
 
     b_out = b_acc / tl.where(b_sum > 0, b_sum, 1.0)[:, None]
     if GATED:

@@ -33,10 +33,7 @@ def load_keys(
     if PAGED:
         o_n = tl.max_contiguous(tl.multiple_of(o_n, PAGE), PAGE)
     o_k = o_n[None, :] + o_d[:, None] * PAGE
-    if D == BLOCK_D:
-        b_k = tl.load(k_ptr + o_k)
-    else:
-        b_k = tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0)
+    b_k = tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0)
     if scale_ptr is not None:
         o_b = tl.arange(0, BLOCK_D // 32)
         o_n = (page * KV_HEADS + i_g) * (D // 32 * PAGE) + lane
@@ -54,20 +51,15 @@ def load_keys(
 @triton.jit
 def load_values(
     v_ptr, scale_ptr, page, lane, m_n, i_g,
-    MASKED: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Values [BLOCK_N, BLOCK_D], f32 if the pages have f32, else f16. MASKED: zeros where m_n is false, for
-    a weight of zero does not silence a NaN."""
+    """Values [BLOCK_N, BLOCK_D], f32 if the pages have f32, else f16: zeros where m_n is false, for a weight
+    of zero does not silence a NaN."""
     o_d = tl.arange(0, BLOCK_D)
     o_n = (page * KV_HEADS + i_g) * PAGE + lane
     o_v = (o_n * D)[:, None] + o_d[None, :]
-    if D != BLOCK_D:
-        b_v = tl.load(v_ptr + o_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0)
-    elif MASKED:
-        b_v = tl.load(v_ptr + o_v, mask=m_n[:, None], other=0)
-    else:
-        b_v = tl.load(v_ptr + o_v)
+    b_v = tl.load(v_ptr + o_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0)
     if scale_ptr is not None:
         o_b = tl.arange(0, BLOCK_D // 32)
         o_s = (o_n * (D // 32))[:, None] + o_b[None, :]
@@ -82,7 +74,7 @@ def load_values(
 @triton.jit
 def fold(
     b_q, b_k, b_v, seen, b_max, b_sum, b_acc,
-    MASKED: tl.constexpr, SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The running softmax of queries b_q [M, D] over one more tile: new (max [M], sum [M], acc [M, D]).
 
@@ -92,8 +84,7 @@ def fold(
     b_s = tl.dot(b_q, b_k, input_precision="ieee")
     if SOFTCAP > 0:
         b_s = SOFTCAP - (2 * SOFTCAP) / (tl.exp2(b_s * 2.8853900817779268) + 1)  # SOFTCAP * tanh
-    if MASKED:
-        b_s = tl.where(seen, b_s, float("-inf"))
+    b_s = tl.where(seen, b_s, float("-inf"))
     b_new = tl.maximum(b_max, tl.max(b_s, 1))
     b_ref = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_old = tl.exp2(b_max - b_ref)
