@@ -210,13 +210,14 @@ def test_any_tree_in_any_company(device: torch.device) -> None:
                 assert_same(copy_of(r, i), single)
 
 
-def test_long_rows_are_walked_whole(device: torch.device) -> None:
+def test_long_rows_are_walked_whole(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """More nodes than one block of places holds."""
+    monkeypatch.setattr(delta_room, "BLOCK_NODES", 8)
     a = args_on(device, (1, 1, 16, 4, 2))
-    parents = [-1, *(0 if i % 2 else i - 1 for i in range(1, 70))]
-    x, start = mixed(a, 70), store(a, 1)
-    got = delta(x, copy_of(start), a, step(device, [(70, EXACT)], parents))
-    for node in (1, 40, 69):
+    parents = [-1, *(0 if i % 2 else i - 1 for i in range(1, 20))]
+    x, start = mixed(a, 20), store(a, 1)
+    got = delta(x, copy_of(start), a, step(device, [(20, EXACT)], parents))
+    for node in (1, 12, 19):
         path = path_to(node, parents)
         assert torch.equal(got[node], decode(a, x[path], copy_of(start))[-1])
 
@@ -255,3 +256,35 @@ def test_decays_at_the_ends_of_f32_stay_finite(device: torch.device) -> None:
     x = mixed(a, 6) * 30
     x[:, : a.channels] = 0
     assert decode(a, x, store(a, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 16, 8, 4), (1, 1, 24, 40, 2)])
+def test_prompts_beside_exact_rows_against_the_reference(
+    device: torch.device, sizes: tuple[int, ...]
+) -> None:
+    a = args_on(device, sizes_on(device, sizes))
+    rows = [(1, EXACT), (3, EXACT), (45, PREFILL), (2, PREFILL)]
+    batch = step(device, rows, base=[0, 0, 37, 0])
+    mine, x = store(a, 4), mixed(a, 51)
+    theirs = copy_of(mine, to="cpu")
+    got = delta(x, mine, a, batch)
+    plain, fixed = on_cpu(batch, a)
+    want = reference(x.cpu(), theirs, fixed, plain)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mine.state.cpu(), theirs.state, rtol=1e-4, atol=1e-5)
+    assert torch.equal(mine.conv.cpu(), theirs.conv)
+    assert mine.tape is not None
+    assert len(mine.tape.k) == 4
+
+
+def test_the_grid_alone_decides_the_bits_of_a_prompt(device: torch.device) -> None:
+    a = args_on(device, sizes_on(device, (1, 1, 16, 16, 4)))
+    x, start = mixed(a, 66), store(a, 1)
+    whole, r = (s := copy_of(start)), copy_of(start)
+    want = delta(x, whole, a, step(device, [(66, PREFILL)]))
+    got = [
+        delta(part, r, a, step(device, [(len(part), PREFILL)], base=[at]))
+        for at, part in ((0, x[:32]), (32, x[32:]))
+    ]
+    assert torch.equal(torch.cat(got), want)
+    assert_same(r, s)

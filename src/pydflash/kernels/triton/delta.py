@@ -10,6 +10,7 @@ import triton
 from pydflash.kernels.ops import DeltaArgs, Recurrent, RowKind, StepBatch
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
+from pydflash.kernels.triton.delta_prefill import prefill
 from pydflash.kernels.triton.delta_tape import reserve
 from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
 
@@ -39,6 +40,11 @@ def delta(
     recurrent.tape = None
     if exact:
         _exact_rows(mixed, recurrent, args, batch, exact, rows, walked)
+    for row in range(rows, len(batch.kinds) if exact < T else rows):
+        start, stop = batch.cu_q[row], batch.cu_q[row + 1]
+        if stop > start:
+            own = mixed[start:stop], recurrent, args, row, batch.slots, batch.base
+            prefill(*own, walked[start:stop])
     _norm(walked, mixed, args, out)
     return out
 

@@ -45,13 +45,11 @@ def _advance_state(
     is_both = is_k[:, None] & is_v[None, :]
     states = state_ptr + i_head * DK * DV + o_k[:, None] * DV + o_v[None, :]
     b_state = tl.load(states, mask=is_both, other=0.0)
-    i = first
-    while i < last:
+    for i in range(first, last):
         token = tl.load(nodes_ptr + i).to(tl.int64)
         b_k = tl.load(k_ptr + (token * HK + i_head % HK) * DK + o_k, mask=is_k, other=0.0)
         b_delta = tl.load(delta_ptr + (token * HV + i_head) * DV + o_v, mask=is_v, other=0.0)
         b_state = update(b_state, b_k, b_delta, tl.load(decay_ptr + token * HV + i_head))
-        i += 1
     tl.store(states, b_state, mask=is_both)
 
 

@@ -80,8 +80,7 @@ def _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.co
     """
     before = 0
     under = 0
-    first = start
-    while first < stop:
+    for first in range(start, stop, BLOCK):
         o_u = first + tl.arange(0, BLOCK)
         is_node = o_u < stop
         b_mine = tl.where(is_node, i_token, -1)
@@ -101,7 +100,6 @@ def _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.co
         b_apart = (b_their_child >= 0) & (b_my_child >= 0) & (b_their_child < b_my_child)
         before += tl.sum((is_node & (b_above | b_apart)).to(tl.int32), 0)
         under += tl.sum((is_node & (b_my_child < 0)).to(tl.int32), 0)
-        first += BLOCK
     tl.store(order_ptr + start + before, i_token)
     tl.store(until_ptr + start + before, start + before + under)
 
@@ -142,7 +140,8 @@ def delta_inputs_kernel(
     """Grid (T, HK + HV + HAS_PARENTS). q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK],
     v [T, HV, DV], decay and beta [T, HV], rows [T, C], order and until [T]."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
-    i_token, i_head = tl.program_id(0), tl.program_id(1)
+    i_token = tl.program_id(0)
+    i_head = tl.num_programs(1) - 1 - tl.program_id(1)  # a place takes longest: it goes first
     i_row = tl.load(row_of_ptr + i_token)
     start, stop = tl.load(starts_ptr + i_row), tl.load(starts_ptr + i_row + 1)
     is_single = stop - start == 1

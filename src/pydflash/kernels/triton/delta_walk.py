@@ -99,8 +99,7 @@ def delta_walk_kernel(
     next_qk = tl.load(qk_ptr + wide * HK + k_head)
     next_decay = tl.load(decay_ptr + wide * HV + i_head)
     next_beta = tl.load(beta_ptr + wide * HV + i_head)
-    i_place = start
-    while i_place < stop:
+    for i_place in range(start, stop):
         token, b_q, b_k, b_v = wide, b_next_q, b_next_k, b_next_v
         qk, decay, beta = next_qk, next_decay, next_beta
         if HAS_PARENTS:
@@ -133,7 +132,6 @@ def delta_walk_kernel(
         o_out = (token * HV + i_head) * DV + o_v
         tl.store(delta_ptr + o_out, b_delta, mask=is_v)
         tl.store(out_ptr + o_out, b_out, mask=is_v)
-        i_place += 1
     if stop - start == 1:
         tl.store(states, b_state, mask=is_both)
 
