@@ -2,7 +2,8 @@
 
 Three kernels: what tokens bring, what the chunks of a head bring whatever state they meet (parallel over
 chunks), and the state's walk over chunks. A chunk is always a tile of CHUNK lanes, those outside the row
-zero, so that rows cut on the grid have the same bits.
+zero, so that rows cut on the grid have the same bits. The walk multiplies in three passes of bf16 halves,
+which the kernel before it made of its operands: a relative error of 1e-5 or so in each product.
 """
 
 import torch
@@ -95,6 +96,45 @@ def _lanes(base_ptr, i_row, i_chunk, CHUNK: tl.constexpr):
     return (i_chunk * CHUNK - lead + tl.arange(0, CHUNK)).to(tl.int64)
 
 
+@triton.jit
+def _keep(ptr, plane, o_x, b_x, HAS_LOW: tl.constexpr):
+    """Store an operand of matrix units: as it is, or as the sum of two halves a plane apart."""
+    b_high = b_x.to(ptr.dtype.element_ty)
+    tl.store(ptr + o_x, b_high)
+    if HAS_LOW:
+        tl.store(ptr + plane + o_x, (b_x - b_high.to(tl.float32)).to(ptr.dtype.element_ty))
+
+
+@triton.jit
+def _kept(ptr, plane, o_x, HAS_LOW: tl.constexpr):
+    """What `_keep` stored: both halves, or the same twice."""
+    b_high = tl.load(ptr + o_x)
+    if HAS_LOW:
+        b_low = tl.load(ptr + plane + o_x)
+    else:
+        b_low = b_high
+    return b_high, b_low
+
+
+@triton.jit
+def _halves(b_x, HAS_LOW: tl.constexpr):
+    if HAS_LOW:
+        b_high = b_x.to(tl.bfloat16)
+        b_low = (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+    else:
+        b_high, b_low = b_x, b_x
+    return b_high, b_low
+
+
+@triton.jit
+def _add_product(b_sum, b_a, b_a_low, b_b, b_b_low, HAS_LOW: tl.constexpr):
+    """b_sum + a b; of halves, all but the product of the low ones: 16 bits of each factor count."""
+    if HAS_LOW:
+        b_sum = tl.dot(b_a_low, b_b, b_sum)
+        b_sum = tl.dot(b_a, b_b_low, b_sum)
+    return tl.dot(b_a, b_b, b_sum, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=_LENGTHS)
 def prefill_solve_kernel(
     n,
@@ -105,9 +145,9 @@ def prefill_solve_kernel(
     log_decay_ptr,
     beta_ptr,
     u_ptr,
-    w_ptr,
-    p_ptr,
-    g_ptr,
+    operands_ptr,
+    plane,
+    decay_ptr,
     HK: tl.constexpr,
     HV: tl.constexpr,
     DK: tl.constexpr,
@@ -116,9 +156,11 @@ def prefill_solve_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
+    HAS_LOW: tl.constexpr,
 ):
-    """Grid (chunks, HV). With A = (I + L)^-1 of the reference, per chunk and head: u = A beta v [CHUNK, DV],
-    w = A beta e^g k [CHUNK, DK], so that delta = u - w S; p = e^(g_t - g_s) q_t . k_s [CHUNK, CHUNK], and g.
+    """Grid (chunks, HV). With A = (I + L)^-1 of the reference, per chunk and head: u = A beta v [CHUNK, DV];
+    the operands w = A beta e^g k, e^g q and e^(g_last - g) k [CHUNK, BLOCK_K] and
+    p = e^(g_t - g_s) q_t . k_s [CHUNK, CHUNK]; decay = e^g_last. Then delta = u - w S.
     """
     i_chunk, i_head = tl.program_id(0), tl.program_id(1)
     o_t = _lanes(base_ptr, i_row, i_chunk, CHUNK)
@@ -130,14 +172,24 @@ def prefill_solve_kernel(
     o_x = o_t[:, None] * HK * DK + (i_head % HK) * DK + o_k[None, :]
     b_q = tl.load(qk_ptr + o_x, mask=is_k, other=0.0)
     b_k = tl.load(qk_ptr + n.to(tl.int64) * HK * DK + o_x, mask=is_k, other=0.0)
-    b_v = tl.load(v_ptr + (o_t[:, None] * HV + i_head) * DV + o_v[None, :], mask=is_v, other=0.0)
     b_beta = tl.load(beta_ptr + o_t * HV + i_head, mask=is_t, other=0.0)
-    b_g = tl.cumsum(tl.load(log_decay_ptr + o_t * HV + i_head, mask=is_t, other=0.0), 0)
+    b_log = tl.load(log_decay_ptr + o_t * HV + i_head, mask=is_t, other=0.0)
+    b_g, g_last = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
     b_kk = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
     b_qk = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    chunk = (i_chunk * HV + i_head).to(tl.int64)
+    o_row = (chunk * CHUNK + o_i)[:, None]
     below, above = o_i[:, None] >= o_i[None, :], o_i[:, None] < o_i[None, :]
     b_apart = b_g[:, None] - b_g[None, :]
     b_p = tl.where(below, b_qk * tl.exp(tl.where(below, b_apart, 0.0)), 0.0)
+    own = operands_ptr + chunk * CHUNK * (3 * BLOCK_K + CHUNK)
+    o_own = o_i[:, None] * BLOCK_K + o_k[None, :]
+    TILE: tl.constexpr = CHUNK * BLOCK_K
+    _keep(own + 3 * TILE, plane, o_i[:, None] * CHUNK + o_i[None, :], b_p, HAS_LOW)
+    _keep(own + TILE, plane, o_own, b_q * tl.exp(b_g)[:, None], HAS_LOW)
+    b_left = tl.exp(tl.minimum(g_last - b_g, 0.0))
+    _keep(own + 2 * TILE, plane, o_own, b_k * b_left[:, None], HAS_LOW)
+    tl.store(decay_ptr + chunk, tl.exp(g_last))
     # the transpose of L: k k^T is its own
     b_up = b_kk * b_beta[None, :] * tl.exp(tl.where(above, -b_apart, 0.0))
     b_up = tl.where(above, b_up, 0.0)
@@ -146,14 +198,11 @@ def prefill_solve_kernel(
         b_row = tl.sum(tl.where(o_i[None, :] == i, b_up, 0.0), 1)  # L[i, :]
         b_less = tl.sum(b_row[:, None] * b_a, 0)
         b_a = tl.where(o_i[:, None] == i, b_a - b_less[None, :], b_a)
-    b_u = tl.dot(b_a, b_v * b_beta[:, None], input_precision=PRECISION)
     b_w = tl.dot(b_a, b_k * (b_beta * tl.exp(b_g))[:, None], input_precision=PRECISION)
-    at = (i_chunk * HV + i_head).to(tl.int64) * CHUNK
-    rows = at + o_i
-    tl.store(u_ptr + rows[:, None] * DV + o_v[None, :], b_u, mask=(o_v < DV)[None, :])
-    tl.store(w_ptr + rows[:, None] * DK + o_k[None, :], b_w, mask=(o_k < DK)[None, :])
-    tl.store(p_ptr + rows[:, None] * CHUNK + o_i[None, :], b_p)
-    tl.store(g_ptr + rows, b_g)
+    _keep(own, plane, o_own, b_w, HAS_LOW)
+    b_v = tl.load(v_ptr + (o_t[:, None] * HV + i_head) * DV + o_v[None, :], mask=is_v, other=0.0)
+    b_u = tl.dot(b_a, b_v * b_beta[:, None], input_precision=PRECISION)
+    tl.store(u_ptr + o_row * DV + o_v[None, :], b_u, mask=(o_v < DV)[None, :])
 
 
 @triton.jit(do_not_specialize=_LENGTHS)
@@ -163,51 +212,55 @@ def prefill_walk_kernel(
     base_ptr,
     slots_ptr,
     state_ptr,
-    qk_ptr,
     u_ptr,
-    w_ptr,
-    p_ptr,
-    g_ptr,
+    operands_ptr,
+    plane,
+    decay_ptr,
     out_ptr,
-    HK: tl.constexpr,
     HV: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_LOW: tl.constexpr,
 ):
     """Grid (slices of DV, HV). Writes out [n, HV, DV], the results before their norm, and the slot."""
     i_slice, i_head = tl.program_id(0), tl.program_id(1)
     o_i, o_k = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     o_v = i_slice * BLOCK_V + tl.arange(0, BLOCK_V)
-    is_k, is_v = o_k < DK, o_v < DV
+    is_v = (o_v < DV)[None, :]
     slot = tl.load(slots_ptr + i_row).to(tl.int64)
     states = state_ptr + (slot * HV + i_head) * DK * DV + o_k[:, None] * DV + o_v[None, :]
-    is_state = is_k[:, None] & is_v[None, :]
+    is_state = (o_k < DK)[:, None] & is_v
     b_state = tl.load(states, mask=is_state, other=0.0)
+    o_own = o_i[:, None] * BLOCK_K + o_k[None, :]
+    TILE: tl.constexpr = CHUNK * BLOCK_K
     chunks = tl.cdiv(tl.load(base_ptr + i_row) % CHUNK + n, CHUNK)
     for i_chunk in range(0, chunks):
+        chunk = (i_chunk * HV + i_head).to(tl.int64)
+        own = operands_ptr + chunk * CHUNK * (3 * BLOCK_K + CHUNK)
+        b_w, b_w_low = _kept(own, plane, o_own, HAS_LOW)
+        b_q, b_q_low = _kept(own + TILE, plane, o_own, HAS_LOW)
+        b_k, b_k_low = _kept(own + 2 * TILE, plane, o_own, HAS_LOW)
+        o_p = o_i[:, None] * CHUNK + o_i[None, :]
+        b_p, b_p_low = _kept(own + 3 * TILE, plane, o_p, HAS_LOW)
+        o_u = (chunk * CHUNK + o_i)[:, None] * DV + o_v[None, :]
+        b_u = tl.load(u_ptr + o_u, mask=is_v, other=0.0)
+        b_s, b_s_low = _halves(b_state, HAS_LOW)
+        b_none = tl.zeros((CHUNK, BLOCK_V), tl.float32)
+        b_delta = b_u - _add_product(b_none, b_w, b_w_low, b_s, b_s_low, HAS_LOW)
+        b_out = _add_product(b_none, b_q, b_q_low, b_s, b_s_low, HAS_LOW)
+        b_d, b_d_low = _halves(b_delta, HAS_LOW)
+        b_out = _add_product(b_out, b_p, b_p_low, b_d, b_d_low, HAS_LOW)
+        b_state = _add_product(
+            b_state * tl.load(decay_ptr + chunk), tl.trans(b_k), tl.trans(b_k_low), b_d, b_d_low,
+            HAS_LOW,
+        )  # fmt: skip
         o_t = _lanes(base_ptr, i_row, i_chunk, CHUNK)
         is_t = (o_t >= 0) & (o_t < n)
-        rows = (i_chunk * HV + i_head).to(tl.int64) * CHUNK + o_i
-        o_x = o_t[:, None] * HK * DK + (i_head % HK) * DK + o_k[None, :]
-        is_x = is_t[:, None] & is_k[None, :]
-        b_w = tl.load(w_ptr + rows[:, None] * DK + o_k[None, :], mask=is_k[None, :], other=0.0)
-        b_u = tl.load(u_ptr + rows[:, None] * DV + o_v[None, :], mask=is_v[None, :], other=0.0)
-        b_p = tl.load(p_ptr + rows[:, None] * CHUNK + o_i[None, :])
-        b_q = tl.load(qk_ptr + o_x, mask=is_x, other=0.0)
-        b_k = tl.load(qk_ptr + n.to(tl.int64) * HK * DK + o_x, mask=is_x, other=0.0)
-        b_g = tl.load(g_ptr + rows)
-        g_last = tl.sum(tl.where(o_i == CHUNK - 1, b_g, 0.0), 0)
-        b_delta = b_u - tl.dot(b_w, b_state, input_precision=PRECISION)
-        b_out = tl.dot(b_q * tl.exp(b_g)[:, None], b_state, input_precision=PRECISION)
-        b_out += tl.dot(b_p, b_delta, input_precision=PRECISION)
-        b_left = tl.trans(b_k * tl.exp(g_last - b_g)[:, None])
-        b_state = b_state * tl.exp(g_last) + tl.dot(b_left, b_delta, input_precision=PRECISION)
         o_out = (o_t[:, None] * HV + i_head) * DV + o_v[None, :]
-        tl.store(out_ptr + o_out, b_out, mask=is_t[:, None] & is_v[None, :])
+        tl.store(out_ptr + o_out, b_out, mask=is_t[:, None] & is_v)
     tl.store(states, b_state, mask=is_state)
 
 
@@ -236,11 +289,12 @@ def prefill_conv_kernel(
         tl.debug_barrier()
 
 
-def precision(device: torch.device) -> str:
-    """How matrix units multiply f32 here: in three passes of tf32 where there is such a thing."""
+def has_halves(device: torch.device) -> bool:
+    """Do matrix units multiply bf16 and tf32 here? Otherwise f32 is multiplied as it is, and slowly; so does
+    the interpreter, which takes bf16 for integers."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return "ieee"
-    return "tf32x3" if torch.cuda.get_device_capability(device) >= (8, 0) else "ieee"
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def prefill(
@@ -254,14 +308,18 @@ def prefill(
 ) -> None:
     """One row: mixed [n, ...] -> walked f32 [n, Hv, Dv], before the norm; advances slots[i_row]."""
     HK, HV, DK, DV = args.k_heads, args.v_heads, args.k_dim, args.v_dim
-    n, like, exact = len(mixed), recurrent.state, precision(mixed.device)
+    n, like, split = len(mixed), recurrent.state, has_halves(mixed.device)
+    block_k, block_v = max(16, triton.next_power_of_2(DK)), max(16, triton.next_power_of_2(DV))
     qk = like.new_empty(2, n, HK, DK)
     v, log_decay, beta = like.new_empty(n, HV, DV), like.new_empty(n, HV), like.new_empty(n, HV)
     chunks = triton.cdiv(n, DELTA_CHUNK) + 1  # where on the grid the row begins, the device knows
-    tiles = like.new_empty(chunks * HV * DELTA_CHUNK * (DV + DK + DELTA_CHUNK + 1))
-    parts = [chunks * HV * DELTA_CHUNK * size for size in (DV, DK, DELTA_CHUNK, 1)]
-    u, w, p, g = tiles.split(parts)
-    block_k, block_v = max(16, triton.next_power_of_2(DK)), max(16, triton.next_power_of_2(DV))
+    lanes = chunks * HV * DELTA_CHUNK
+    u, decay = like.new_empty(lanes, DV), like.new_empty(chunks, HV)
+    operands = torch.empty(
+        (1 + split, lanes, 3 * block_k + DELTA_CHUNK),
+        dtype=torch.bfloat16 if split else torch.float32,
+        device=like.device,
+    )
     prefill_inputs_kernel[(2 * HK + HV, triton.cdiv(n, BLOCK_T))](
         mixed, mixed.stride(0), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
         qk, v, log_decay, beta, args.eps, DK**-0.5,
@@ -269,15 +327,15 @@ def prefill(
         BLOCK_T=BLOCK_T, BLOCK_D=max(block_k, block_v), num_warps=4,
     )  # fmt: skip
     prefill_solve_kernel[(chunks, HV)](
-        n, i_row, base, qk, v, log_decay, beta, u, w, p, g,
-        HK=HK, HV=HV, DK=DK, DV=DV, CHUNK=DELTA_CHUNK,
-        BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=exact, num_warps=4,
+        n, i_row, base, qk, v, log_decay, beta, u, operands, operands.stride(0), decay,
+        HK=HK, HV=HV, DK=DK, DV=DV, CHUNK=DELTA_CHUNK, BLOCK_K=block_k, BLOCK_V=block_v,
+        PRECISION="tf32x3" if split else "ieee", HAS_LOW=split, num_warps=4,
     )  # fmt: skip
     slice_v = min(BLOCK_V, block_v)
     prefill_walk_kernel[(triton.cdiv(DV, slice_v), HV)](
-        n, i_row, base, slots, like, qk, u, w, p, g, walked,
-        HK=HK, HV=HV, DK=DK, DV=DV, CHUNK=DELTA_CHUNK,
-        BLOCK_K=block_k, BLOCK_V=slice_v, PRECISION=exact, num_warps=4,
+        n, i_row, base, slots, like, u, operands, operands.stride(0), decay, walked,
+        HV=HV, DK=DK, DV=DV, CHUNK=DELTA_CHUNK, BLOCK_K=block_k, BLOCK_V=slice_v,
+        HAS_LOW=split, num_warps=4, num_stages=2,
     )  # fmt: skip
     prefill_conv_kernel[(triton.cdiv(args.channels, BLOCK_C),)](
         mixed, mixed.stride(0), n, i_row, slots, recurrent.conv,
