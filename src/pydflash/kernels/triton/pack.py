@@ -11,8 +11,8 @@ SIX           int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] sc
 BYTE          int32 [2, 64, 16]                                       [2, 64] scales of 32 and the next 32
 F16           f16 [64, 128]
 
-Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE keeps the fifth
-bits of two units in one int16 [64, 16], the even one's in the low byte, so its K is padded to pairs of units.
+Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE keeps the
+fifth bits of two units in one int16 [64, 16], the even one's in the low byte; its K is padded to pairs of units.
 """
 
 from collections.abc import Callable, Iterable

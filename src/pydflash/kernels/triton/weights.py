@@ -46,7 +46,8 @@ Launch = tuple[tuple[Segment, ...], int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """`units` of 128 inputs make K, padded; the work is cut between `grain` units. `slots`: partial sums of a row, at most."""
+    """`units` of 128 inputs make K, padded; the work is cut between `grain` units. `slots`: partial sums of a
+    row, at most."""
 
     segments: tuple[Segment, ...]
     row_scale: Tensor  # f32 [N]
@@ -131,7 +132,7 @@ def cut_of(tiles: int, grains: int) -> Cut:
 
 
 def packed_of(weight: Weight) -> Packed:
-    return cast(Packed, weight.packed)
+    return cast("Packed", weight.packed)
 
 
 def _runs(parts: Sequence[QuantTensor]) -> list[QuantTensor]:
