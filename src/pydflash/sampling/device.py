@@ -66,10 +66,8 @@ class DeviceRows:
         """See `Dice.draw`."""
         found: tuple[int, Candidates | None] | None = None
         if not _reshapes(ask.params):
-            if _is_plain(ask) and not self._mixed:
-                found = self._greedy(row)
-            else:
-                found = self._from_list(row, ask)
+            plain = _is_plain(ask) and not self._mixed
+            found = self._greedy(row) if plain else self._from_list(row, ask)
         if found is None:
             return self._dice.draw(self._fetch(row), ask)
         token, candidates = settle(*found, ask)
