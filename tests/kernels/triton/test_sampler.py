@@ -14,7 +14,7 @@ from pydflash.kernels.triton.shortlist import shortlist
 from pydflash.kernels.triton.top import top
 from pydflash.sampling import noise
 
-SHAPES = [(1, 1), (3, 15), (2, 64), (4, 1000), (2, 5001)]
+SHAPES = [(1, 1), (3, 15), (2, 300), (2, 5001)]
 REAL = [(1, 49152), (24, 248320), (64, 248320)]
 
 
@@ -46,7 +46,7 @@ def test_argmax(device: torch.device) -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_argmax_says_which_rows_are_sound(device: torch.device, poison: float) -> None:
-    for vocab in (5, 4096, 9001):
+    for vocab in (5, 9001):
         for at in (0, vocab // 2, vocab - 1):
             logits = random_logits(4, vocab, device)
             logits[2, at] = poison
@@ -56,10 +56,10 @@ def test_argmax_says_which_rows_are_sound(device: torch.device, poison: float) -
             assert torch.equal(tokens[clean], ref_argmax.argmax(logits)[0][clean])
 
 
-@pytest.mark.parametrize("k", [1, 2, 8, 33, 300])
+@pytest.mark.parametrize("k", [1, 8, 33, 300])
 def test_top(device: torch.device, k: int) -> None:
     for rows, vocab in shapes(device):
-        if k == 300 and device.type == "cpu" and vocab != 1000:
+        if k == 300 and device.type == "cpu" and vocab > 300:
             continue
         logits = random_logits(rows, vocab, device)
         values, ids, totals = top(logits, k)
@@ -85,17 +85,17 @@ def test_top_of_extreme_and_stray_numbers(device: torch.device) -> None:
 
 
 def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:
-    logits = random_logits(9, 3001, device)
-    knobs, keys = _noise(9, device)
+    logits = random_logits(5, 3001, device)
+    knobs, keys = _noise(5, device)
     together = [*top(logits, 8), *shortlist(logits, 8, knobs, keys)]
-    for row in range(9):
+    for row in range(5):
         own = slice(row, row + 1)
         alone = [*top(logits[own], 8), *shortlist(logits[own], 8, knobs[own], keys[own])]
         assert all(torch.equal(a, b[own]) for a, b in zip(alone, together, strict=True))
 
 
 def test_noise_is_the_hosts(device: torch.device) -> None:
-    rows, vocab = (4, 3000) if device.type == "cpu" else (24, 248320)
+    rows, vocab = (2, 3000) if device.type == "cpu" else (24, 248320)
     knobs, keys = _noise(rows, device)
     knobs[:, 1] = 1.0
     logits = torch.zeros(rows, vocab, device=device)
@@ -109,16 +109,15 @@ def test_noise_is_the_hosts(device: torch.device) -> None:
 
 def test_noise_at_the_ends_of_the_interval(device: torch.device) -> None:
     """Every size of uniform, the least and the largest too: keys are made to give them."""
-    odd = []
-    for bits in [*range(52), *(2**52 - 1 - 2**i for i in range(52)), 2**52 - 1, 2**51]:
-        word = bits if bits > 51 else 2**bits
-        odd.append(_key_giving(word << 12))
+    last = 2**52 - 1
+    words = [0, 1, 2**20, 2**50, 2**51 - 1, 2**51, last - 2**45, last - 2**20, last - 1, last]
+    odd = [_key_giving(word << 12) for word in words]
     keys = torch.tensor([k - 2**64 if k >= 2**63 else k for k in odd], device=device)
     knobs = torch.ones(len(odd), 2, device=device)
     _, _, marks, _ = shortlist(torch.zeros(len(odd), 1, device=device), 1, knobs, keys)
     want = [noise.gumbel(noise.uniforms(noise.weyl(1), k))[0] for k in odd]
     assert max(want) > 36
-    assert min(want) < -3.58
+    assert min(want) < -3.6
     assert np.abs(np.array(want) - marks[:, 0].cpu().numpy()).max() < 1e-5
 
 

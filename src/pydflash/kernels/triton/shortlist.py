@@ -11,8 +11,11 @@ import triton.language as tl
 
 from pydflash.kernels.triton.gumbel import gumbel
 from pydflash.kernels.triton.order import id_of, number_of, pack
+from pydflash.kernels.triton.select import ONE_BY_ONE as _ONE_BY_ONE
+from pydflash.kernels.triton.select import extract, gather, ranks
 
 BLOCK = 2048  # columns that one program scans
+ONE_BY_ONE = tl.constexpr(_ONE_BY_ONE)
 
 
 @triton.jit
@@ -71,6 +74,7 @@ def pick_kernel(
     keys_ptr,
     best_ptr,
     sums_ptr,
+    scratch_ptr,  # int64 [M, K]
     values_ptr,
     ids_ptr,
     marks_ptr,
@@ -100,16 +104,23 @@ def pick_kernel(
 
     o_group = tl.arange(0, GROUPS)
     best = tl.load(best_ptr + i_row * groups + o_group, mask=o_group < groups, other=-(2**63))
-    first = id_of(tl.topk(best, K)) // GROUP * GROUP  # [K], beyond the vocabulary for no group
+    scratch = scratch_ptr + i_row * K
+    chosen = extract(best, k, K) if K <= ONE_BY_ONE else gather(best, k, scratch, K)
+    first = id_of(chosen) // GROUP * GROUP  # [K], beyond the vocabulary for no group
     o_col = first[:, None] + tl.arange(0, GROUP)[None, :]
     valid = (first[:, None] < vocab) & (o_col < vocab)
     row_ptr = logits_ptr + i_row * stride
     x = tl.load(row_ptr + o_col, mask=valid, other=float("-inf"))
     mark = _marks(x, o_col, knobs_ptr, keys_ptr, i_row, HAS_KNOBS)
-    chosen = tl.topk(tl.reshape(pack(mark, o_col, valid), (K * GROUP,)), K)
-    o_k = tl.arange(0, K)
+    keys = tl.reshape(pack(mark, o_col, valid), (K * GROUP,))
+    if K <= ONE_BY_ONE:
+        chosen = extract(keys, k, K)
+        place = tl.arange(0, K)
+    else:
+        chosen = gather(keys, k, scratch, K)
+        place = ranks(chosen, scratch, K)
     ids = id_of(chosen)
-    out, valid = i_row * k + o_k, o_k < k
+    out, valid = i_row * k + place, place < k
     tl.store(ids_ptr + out, ids, mask=valid)
     tl.store(values_ptr + out, tl.load(row_ptr + ids, mask=valid & (ids < vocab)), mask=valid)
     if HAS_KNOBS:
@@ -134,7 +145,7 @@ def listed(
     """`shortlist`, or without knobs the best logits and their logsumexp; marks are then the values."""
     rows, vocab = logits.shape
     k = min(k, vocab)
-    wide = max(triton.next_power_of_2(k), 2)  # tl.topk takes no single numbers
+    wide = triton.next_power_of_2(k)
     group = group_size(vocab, wide)
     groups, blocks = triton.cdiv(vocab, group), triton.cdiv(vocab, BLOCK)
     make = logits.new_empty
@@ -145,9 +156,10 @@ def listed(
     sizes = (vocab, logits.stride(0), groups, blocks)
     has_knobs = knobs is not None
     scan_kernel[(rows, blocks)](*inputs, *sizes, has_knobs, BLOCK, group, num_warps=4)
-    power = max(triton.next_power_of_2(groups), wide)
+    power = triton.next_power_of_2(groups)
     pick_kernel[(rows,)](
         *inputs,
+        make((rows, wide), dtype=torch.int64),
         values,
         ids,
         marks,
