@@ -36,8 +36,8 @@ def gumbel(keys: Tensor, vocab: int) -> Tensor:
         z = (z ^ _shifted(z, shift)) * _signed(factor)
     z = z ^ _shifted(z, 31)
     u = (_shifted(z, 12).double() + 0.5) * 2.0**-52
-    exponential: Tensor = -u.log()
-    return -exponential.log()
+    noise: Tensor = -(-u.log()).log()
+    return noise
 
 
 def _shifted(z: Tensor, count: int) -> Tensor:
