@@ -162,11 +162,13 @@ class Recurrent:
 
     conv f32 [slots, W - 1, C] holds the last raw inputs of the convolution, oldest first;
     state f32 [slots, Hv, Dk, Dv]. Both are zero before a sequence's first token.
+    `buffers` is a backend's own: what it keeps with the layer from step to step, tapes at fixed addresses.
     """
 
     conv: Tensor
     state: Tensor
     tape: Tape | None = None
+    buffers: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
