@@ -16,9 +16,10 @@ from pydflash.engine.scheduler import Scheduler, StepPlan
 from pydflash.engine.states import States
 from pydflash.errors import ContextLengthError, RequestError
 from pydflash.models.base import Model, StepOutput
+from pydflash.sampling.ask import Ask
 from pydflash.sampling.mask import TokenMask
 from pydflash.sampling.penalties import has_penalties
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
@@ -46,7 +47,7 @@ class Engine:
         self.max_ctx = max_ctx
         self.eog = eog
         self.proposer = proposer or PlainProposer()
-        self.sampler = Sampler(vocab_size or model.vocab_size)
+        self.sampler = Sampler(vocab_size or model.vocab_size, states.kv.ops)
         self.scheduler = Scheduler(
             max_running=max_running,
             prefill_chunk=prefill_chunk,
