@@ -16,6 +16,7 @@ from pydflash.draft.files import DraftFile, open_drafter
 from pydflash.draft.fit import TargetFacts, check_fit
 from pydflash.draft.lookup import PromptLookup
 from pydflash.draft.shipped import shipped_drafter
+from pydflash.engine.graphs import GraphPool
 from pydflash.engine.profile import measure_steps
 from pydflash.engine.states import States
 from pydflash.errors import ConfigError
@@ -105,12 +106,12 @@ def build_drafter(
 
 
 def build_speculator(
-    drafting: Drafting, drafter: Drafter, model: Model, states: States
+    drafting: Drafting, drafter: Drafter, graphs: GraphPool, states: States, max_ctx: int
 ) -> Speculator:
     """The proposer, its idea of costs measured on the machine as it is now."""
     cost = CostModel()
     cost.profile(
-        measure_steps(model, states, min(drafting.settings.max_nodes, model.max_positions)),
+        measure_steps(graphs, states, min(drafting.settings.max_nodes, max_ctx)),
         _measure_drafts(drafter, states),
     )
     return Speculator(drafter, Policy(drafting.settings, cost))
@@ -124,7 +125,8 @@ def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, fl
     assert context is not None
     measured = []
     try:
-        context.append(0, torch.zeros(8, states.rings.feature_size))
+        device = states.kv.ops.device
+        context.append(0, torch.zeros(8, states.rings.feature_size, device=device))
         row = DraftRow(tokens=[1] * 9, context=context)
         drafter.score([row], 1, 8)  # the first finds cold caches
         for slots in sorted({1, 3, (drafter.slots + 1) // 2, drafter.slots}):

@@ -10,6 +10,7 @@ import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
+from pydflash.kernels.upload import ints
 from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
 Tensor = torch.Tensor
@@ -41,7 +42,10 @@ class KvStore:
         k_format: str,
         v_format: str,
         ops: OpTable,
+        *,
+        scratch: bool = False,
     ) -> None:
+        """`scratch`: have one page more, which nobody owns and padding may write."""
         paged = paged_specs(specs)
         for spec in paged:
             for form in (k_format, v_format):
@@ -52,8 +56,13 @@ class KvStore:
                     )
         self.num_pages = num_pages
         self.ops = ops
-        self.nbytes = num_pages * page_bytes(specs, k_format, v_format)
-        self.layers = [_layer(s, num_pages, k_format, v_format, ops.device) for s in paged]
+        self.scratch = num_pages if scratch else None
+        whole = num_pages + scratch
+        self.nbytes = whole * page_bytes(specs, k_format, v_format)
+        self.layers = [_layer(s, whole, k_format, v_format, ops.device) for s in paged]
+        if scratch:
+            for tensor in self._tensors():
+                tensor[num_pages].zero_()
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
             f"{s.kv_heads}x{s.head_dim}" for s in paged
         )
@@ -62,8 +71,7 @@ class KvStore:
         """Copy stored positions between physical places in every layer; reads precede writes."""
         if not src:
             return
-        a = torch.tensor(src, dtype=torch.int32, device=self.ops.device)
-        b = torch.tensor(dst, dtype=torch.int32, device=self.ops.device)
+        a, b = ints((*src, *dst), self.ops.device).split_with_sizes([len(src), len(src)])
         for layer in self.layers:
             self.ops.copy_slots(layer, a, b)
 

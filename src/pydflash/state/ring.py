@@ -52,13 +52,16 @@ class RingStore:
         feature_size: int,
         kv_format: str,
         ops: OpTable,
+        scratch: bool = False,
     ) -> None:
+        """`scratch`: have one page more, for the padding of captured work."""
         self.window = window
         self.tail = tail
         self.feature_size = feature_size
         self.pages_each = ring_pages(window, tail)
-        self.kv = KvStore(specs, contexts * self.pages_each, kv_format, kv_format, ops)
-        self._pool = PagePool(contexts * self.pages_each)
+        pages = contexts * self.pages_each
+        self.kv = KvStore(specs, pages, kv_format, kv_format, ops, scratch=scratch)
+        self._pool = PagePool(pages)
 
     @property
     def nbytes(self) -> int:
