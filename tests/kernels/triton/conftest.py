@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.interpreter import mend
+
 pytest.importorskip("triton", reason="pip install triton")
+mend()
 
 
 @pytest.fixture(scope="session")
