@@ -8,6 +8,7 @@ import torch
 from pydflash.draft.config import ConvConfig, DraftConfig, MarkovConfig, SelectorConfig
 from pydflash.draft.dflash import DFlash
 from pydflash.kernels.ops import OpTable
+from pydflash.kernels.record import Recorder
 from pydflash.layers.rope import RopeSpec
 from pydflash.quant.formats import FORMATS
 from pydflash.quant.tensor import QuantTensor
@@ -69,6 +70,7 @@ def assemble(
     output: torch.Tensor,
     *,
     max_positions: int,
+    record: Recorder | None = None,
 ) -> DFlash:
     """A drafter of these tensors over a target's embedding and output [V, E]."""
     target = plain("output", output.numpy())
@@ -88,6 +90,7 @@ def assemble(
         output=ops.prepare([target]),
         max_positions=max_positions,
         output_rows=rows,
+        record=record,
     )
 
 

@@ -12,6 +12,7 @@ from pydflash.draft.config import DraftConfig
 from pydflash.draft.dflash import DFlash
 from pydflash.errors import CheckpointError
 from pydflash.kernels.ops import OpTable
+from pydflash.kernels.record import Again, Recorder
 from pydflash.state.ring import RingContext
 from tests.backends import BACKENDS, FAST
 from tests.draft.build import assemble, give, ops_of
@@ -34,11 +35,14 @@ def features_of(config: DraftConfig, count: int, seed: int = 7) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
-def build(name: str, ops: OpTable, **more: object) -> tuple[DFlash, dict[str, Tensor]]:
+def build(
+    name: str, ops: OpTable, record: Recorder | None = None, **more: object
+) -> tuple[DFlash, dict[str, Tensor]]:
     case = CASES[name]
     config = replace(case.config, **more)  # type: ignore[arg-type]
     tensors = tiny_draft(config, **case.options)
-    return assemble(config, ops, tensors, EMBD, OUTPUT, max_positions=600), tensors
+    made = assemble(config, ops, tensors, EMBD, OUTPUT, max_positions=600, record=record)
+    return made, tensors
 
 
 def opened(drafter: DFlash, window: int = 128) -> RingContext:
@@ -322,3 +326,26 @@ def test_another_models_drafter_is_refused(ops: OpTable) -> None:
     short = {**tensors, "output_norm.weight": torch.ones(63)}
     with pytest.raises(CheckpointError, match="configuration implies"):
         assemble(case.config, ops, short, EMBD, OUTPUT, max_positions=100)
+
+
+@pytest.mark.parametrize("name", ["v1", "swa", "dflash2"])
+def test_captured_rounds_draft_the_same(name: str, ops: OpTable) -> None:
+    """Whatever comes after whatever in the same buffers: pieces of all sizes, one row and two."""
+    eager, captured = build(name, ops)[0], build(name, ops, record=Again())[0]
+    features = features_of(eager.config, 120)
+    pairs = []
+    for drafter in (eager, captured):
+        store = drafter.open_store(2, 64, "f32")
+        contexts = [store.open(), store.open()]
+        scores = []
+        at = [0, 0]
+        for i, count in enumerate((3, 1, 40, 5, 2, 31, 17, 8)):
+            which = i % 2
+            context = contexts[which]
+            assert context is not None
+            give(context, at[which], features[at[which] : at[which] + count])
+            at[which] += count
+            rows = [row(at[r], 7 + i, contexts[r]) for r in ((which,) if i < 4 else (0, 1))]
+            scores += drafter.score(rows, 3 if i % 3 else drafter.slots, 4)
+        pairs.append(scores)
+    assert same(*pairs)

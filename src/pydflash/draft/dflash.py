@@ -68,6 +68,7 @@ class DFlash:
         self._ops = ops
         self._embd = token_embd
         self._max_positions = max_positions + config.block_size
+        self._max_pages = -(-self._max_positions // PAGE_SIZE)
         tensors = DraftTensors(get, ops)
         c, width = config, len(config.target_layers) * config.target_hidden
         self._fc = tensors.weight("dflash.fc.weight", cols=width)
@@ -80,9 +81,9 @@ class DFlash:
         self._mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
         self._head: Head = _head(tensors, c, self._norm, token_embd)
         self.nbytes = tensors.nbytes
-        record = record or recorder(ops.device)
-        self._captures = None if record is None else Captures(record)
-        self._widths = page_widths(-(-self._max_positions // PAGE_SIZE)) if record else ()
+        self._record = record or recorder(ops.device)
+        self._captures = None if self._record is None else Captures(self._record)
+        self._widths = () if self._record is None else page_widths(self._max_pages)
 
     @property
     def name(self) -> str:
@@ -108,6 +109,7 @@ class DFlash:
             kv_format=kv_format,
             ops=self._ops,
             scratch=self._captures is not None,
+            record=self._record,
         )
 
     def catch_up(self, contexts: Sequence[Context]) -> None:

@@ -72,8 +72,11 @@ class Again:
 
 
 class Captures:
-    """Work by key, captured when it first comes with that key. The same key means the same work on inputs
-    of the same shapes; doing it twice must do no harm."""
+    """Work by key, captured when it first comes with that key: the same work on inputs of the same shapes.
+
+    Capturing does the work besides, so once more than it was asked for: on the same inputs, or on `blank`
+    ones where twice would do harm.
+    """
 
     def __init__(self, record: Recorder) -> None:
         self._record = record
@@ -88,10 +91,11 @@ class Captures:
         inputs: list[Tensor],
         device: torch.device,
         work: Callable[[list[Tensor]], list[Tensor]],
+        blank: list[Tensor] | None = None,
     ) -> list[Tensor] | None:
         """The work's results on these inputs, wherever they lie. None: there was no memory to capture it."""
         if key not in self._known:
-            self._known[key] = self._capture(inputs, device, work)
+            self._known[key] = self._capture(blank or inputs, device, work)
         known = self._known[key]
         if known is None:
             return None

@@ -97,6 +97,9 @@ class RecurrentStore:
         flat = ints((*(a.slot for a in advances), *nodes, *cu), self.ops.device)
         on_device = flat.split_with_sizes([len(advances), len(nodes), len(cu)])
         paths = Paths(slots=on_device[0], nodes=on_device[1], cu=tuple(cu), starts=on_device[2])
+        if self.ops.delta_commit_all is not None:
+            self.ops.delta_commit_all(self.layers, paths)
+            return
         for layer in self.layers:
             self.ops.delta_commit(layer, paths)
 

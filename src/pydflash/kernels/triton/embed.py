@@ -22,7 +22,9 @@ _BYTE = tl.constexpr(decode.BYTE)
 def _half_of(scales_ptr, at, o_half):
     """The first or second f16 of the packed pair at `at`, as f32."""
     word = tl.load(scales_ptr + at)
-    return ((word >> (16 * o_half)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return (
+        ((word >> (16 * o_half)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    )
 
 
 @triton.jit

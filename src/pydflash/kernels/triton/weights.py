@@ -69,7 +69,7 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
 
 
 def packed_of(weight: Weight) -> Packed:
-    return cast(Packed, weight.packed)
+    return cast("Packed", weight.packed)
 
 
 def _runs(parts: Sequence[QuantTensor]) -> list[QuantTensor]:
