@@ -24,6 +24,7 @@ from pydflash.kernels.ops import OpTable
 from pydflash.models.base import Model
 from pydflash.quant.tensor import QuantTensor
 from pydflash.spec.cost import CostModel
+from pydflash.spec.ddtree import WIDE
 from pydflash.spec.policy import Policy, Settings
 from pydflash.spec.speculator import Speculator
 from pydflash.state.ring import RingStore
@@ -128,12 +129,12 @@ def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, fl
         device = states.kv.ops.device
         context.append(0, torch.zeros(8, states.rings.feature_size, device=device))
         row = DraftRow(tokens=[1] * 9, context=context)
-        drafter.score([row], 1, 8)  # the first finds cold caches
+        drafter.score([row], 1, WIDE)  # the first finds cold caches
         for slots in sorted({1, 3, (drafter.slots + 1) // 2, drafter.slots}):
             tries = []
             for _ in range(3):
                 begun = time.perf_counter()
-                drafter.score([row], slots, 8)
+                drafter.score([row], slots, WIDE)
                 tries.append(time.perf_counter() - begun)
             measured.append((min(slots, drafter.slots), 1, min(tries)))
     finally:
