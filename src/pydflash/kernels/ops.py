@@ -321,6 +321,7 @@ class OpTable:
         overwrite and return x
     delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
         operations on the same operands: bit-equal to rows of one token each.
+    delta_commit_all(recurrents, paths): delta_commit of layers of one shape at once, where a backend can
     top(logits [M, V], k) -> values [M, K] descending, ids int64 [M, K], totals [M]: the K = min(k, V) best
         of each row (of equals the lower id first) and the row's logsumexp
     argmax(logits [M, V]) -> tokens int32 [M] (of equals the lowest), values [M], sound bool [M]: whether the
@@ -352,6 +353,7 @@ class OpTable:
         "delta_layer"
     )
     delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
+    delta_commit_all: Callable[[Sequence[Recurrent], Paths], None] | None = None
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
