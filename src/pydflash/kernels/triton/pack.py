@@ -12,7 +12,7 @@ BYTE          int32 [2, 64, 16]                                       [2, 64] sc
 F16           f16 [64, 128]
 
 Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE keeps the
-fifth bits of two units in one int16 [64, 16], the even one's in the low byte; its K is padded to pairs of units.
+fifth bits of two units in one int16 [64, 16], the even one's in the low byte; K is padded to pairs of units.
 """
 
 from collections.abc import Callable, Iterable
