@@ -19,7 +19,7 @@ BLOCK_T = 16
 BLOCK_V = 32
 STEP = 16
 BLOCK_C = 512
-_LENGTHS = ["stride_mixed", "n", "i_row"]
+_LENGTHS = ["n", "i_row"]
 
 
 @triton.jit(do_not_specialize=_LENGTHS)
@@ -301,6 +301,12 @@ def prefill_conv_kernel(
         tl.debug_barrier()
 
 
+def row_stride(mixed: Tensor) -> int:
+    """Elements from row to row. Triton compiles for what divides it, so a row alone, whose stride may be
+    anything, must have that of rows in company: else its sums could go in another order."""
+    return mixed.stride(0) if len(mixed) > 1 else mixed.shape[1]
+
+
 def has_halves(device: torch.device) -> bool:
     """Do matrix units multiply bf16 and tf32 here? Otherwise f32 is multiplied as it is, and slowly; so does
     the interpreter, which takes bf16 for integers."""
@@ -333,7 +339,7 @@ def prefill(
         device=like.device,
     )
     prefill_inputs_kernel[(2 * HK + HV, triton.cdiv(n, BLOCK_T))](
-        mixed, mixed.stride(0), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
+        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
         qk, v, log_decay, beta, args.eps, DK**-0.5,
         HK=HK, HV=HV, DK=DK, DV=DV, W=args.conv.shape[1],
         BLOCK_T=BLOCK_T, BLOCK_D=max(block_k, block_v), num_warps=4,
@@ -351,6 +357,6 @@ def prefill(
         HAS_LOW=split, num_warps=4, num_stages=2,
     )  # fmt: skip
     prefill_conv_kernel[(triton.cdiv(args.channels, BLOCK_C),)](
-        mixed, mixed.stride(0), n, i_row, slots, recurrent.conv,
+        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv,
         C=args.channels, W=args.conv.shape[1], BLOCK_C=BLOCK_C, num_warps=4,
     )  # fmt: skip
