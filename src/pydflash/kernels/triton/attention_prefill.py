@@ -69,7 +69,8 @@ def _tile(head_dim: int, device: torch.device) -> tuple[int, int, int]:
         384 * 2 * max(32, triton.next_power_of_2(head_dim))
     )  # 128 queries, 64 keys and values twice
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
         if found < rows + 1024:
             return 64, 32, 4
     return 128, 64, 8
