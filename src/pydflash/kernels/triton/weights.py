@@ -1,7 +1,7 @@
 """Weights on a GPU: merged tensors as segments of one packed kind each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from pydflash.kernels.ops import Weight
 from pydflash.kernels.triton.decode import FIVE
 from pydflash.kernels.triton.pack import TILE, UNIT, Planes, grain_of, pack
+from pydflash.kernels.upload import push
 from pydflash.quant.tensor import QuantTensor, cat_rows
 
 Tensor = torch.Tensor
@@ -69,8 +70,8 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     segments: list[Segment] = []
     rows = nbytes = 0
     grain = grain_of(p.format.name for p in parts)
-    for run in _runs(parts):
-        planes = pack(run.to(device), grain)
+    for run in _runs([replace(p, data=push(p.data, device)) for p in parts]):
+        planes = pack(run, grain)
         segments.append(Segment(row0=rows, planes=planes))
         rows += planes.rows
         nbytes += planes.nbytes
