@@ -39,7 +39,7 @@ class Staging:
         gpu = device.type == "cuda"
         self._device = device
         self._places = [torch.empty(size, dtype=torch.uint8, pin_memory=gpu) for _ in range(2)]
-        self._done = [torch.cuda.Event() for _ in range(2)] if gpu else []
+        self._done = [_event() for _ in range(2 * gpu)]
         self._turn = 0
 
     def push(self, values: Tensor) -> Tensor:
@@ -59,6 +59,10 @@ class Staging:
             if self._done:
                 self._done[self._turn].record()
         return out
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 _stagings: dict[torch.device, Staging] = {}
