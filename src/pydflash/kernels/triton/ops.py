@@ -11,6 +11,7 @@ from pydflash.kernels.triton.attention import attention
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
+from pydflash.kernels.triton.moe import moe
 from pydflash.kernels.triton.pack import FORMATS
 from pydflash.kernels.triton.rope_store import store_kv
 from pydflash.kernels.triton.shortlist import shortlist
@@ -44,6 +45,8 @@ def build_ops(device: torch.device) -> OpTable:
         delta_layer=layers.delta_layer,
         delta_commit=delta_commit,
         delta_commit_all=delta_commit_all,
+        moe=moe,
+        settle=layers.settle,
         store_kv=store_kv,
         top=top,
         argmax=argmax,
