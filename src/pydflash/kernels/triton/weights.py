@@ -1,13 +1,14 @@
 """Weights on a GPU: merged tensors as segments of one packed kind each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
 from pydflash.kernels.ops import Weight
 from pydflash.kernels.triton.pack import TILE, UNIT, Planes, pack
+from pydflash.kernels.upload import push
 from pydflash.quant.tensor import QuantTensor, cat_rows
 
 Tensor = torch.Tensor
@@ -45,8 +46,7 @@ Launch = tuple[tuple[Segment, ...], int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """`units` of 128 inputs make K, padded. `slots`: partial sums of a
-    row, at most."""
+    """`units` of 128 inputs make K, padded. `slots`: partial sums of a row, at most."""
 
     segments: tuple[Segment, ...]
     row_scale: Tensor  # f32 [N]
@@ -66,8 +66,8 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     """Pack `parts` on `device`; their data may be anywhere and can be dropped afterwards."""
     segments: list[Segment] = []
     rows = nbytes = 0
-    for run in _runs(parts):
-        planes = pack(run.to(device))
+    for run in _runs([replace(p, data=push(p.data, device)) for p in parts]):
+        planes = pack(run)
         segments.append(Segment(row0=rows, planes=planes))
         rows += planes.rows
         nbytes += planes.nbytes
