@@ -17,6 +17,7 @@ from pydflash.kernels.triton.rope_store import store_kv
 from pydflash.kernels.triton.shortlist import shortlist
 from pydflash.kernels.triton.slots import copy_slots
 from pydflash.kernels.triton.top import top
+from pydflash.kernels.triton.tree import grow_trees, lineage, walk_trees
 from pydflash.quant.tensor import QuantTensor
 
 
@@ -51,4 +52,7 @@ def build_ops(device: torch.device) -> OpTable:
         top=top,
         argmax=argmax,
         shortlist=shortlist,
+        grow_trees=grow_trees,
+        lineage=lineage,
+        walk_trees=walk_trees,
     )
