@@ -48,7 +48,6 @@ def combine_kernel(
 
 def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
     """See `OpTable.moe`; overwrites and returns x f32 [T, E]."""
-    x = layers.settle(x)
     up, down = _stacks(args)
     shared = args.shared
     feeders = [args.router] if shared is None else [args.router, shared.gate_up]
