@@ -90,6 +90,8 @@ class ServeStateConfig(StateConfig):
     """A server's memory: several sequences at once."""
 
     max_concurrency: int = option(8, "sequences that may run at once")
+    # For the next turn, and after system prompt and tools.
+    captures: int = option(2, "recurrent states that each sequence may leave to start from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Threads may share it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pydflash.config import ServerConfig
 from pydflash.errors import ConfigError, RequestError
 from pydflash.service.chat import ChatRequest
 from pydflash.service.constraint import Constraint
+from pydflash.service.landmarks import Messages, landmarks
 from pydflash.text.budget import Markers, ThinkingBudget
 from pydflash.text.builtin import builtin_template
 from pydflash.text.cards import EFFORTS, ModelCard
@@ -55,20 +56,9 @@ class Prompts:
             return self.tokenizer.decode(list(request.prompt))
         if not request.turns:
             raise RequestError("messages is empty; give at least one", param="messages")
-        tools = request.tools.for_template() if request.tool_choice.mode != "none" else None
-        prefilled = request.face == "anthropic" and request.turns[-1].role == "assistant"
-        said = messages(
-            request.turns,
-            memory=self.memory,
-            replay=self._builtin is not None,
-            template_source=self.template.source,
-        )
-        text = self.template.render(
-            said,
-            tools=tools or None,
-            add_generation_prompt=not prefilled,
-            **{"enable_thinking": is_enabled(request.thinking), **request.template},
-        )
+        prefilled = _is_prefilled(request)
+        said = self._said(request)
+        text = self._rendered(request, said, add_generation_prompt=not prefilled)
         return _up_to(text, said[-1]["content"]) if prefilled else text
 
     def prepare(self, request: ChatRequest, room: int, default: int) -> Prompt:
@@ -138,10 +128,43 @@ class Prompts:
             after=after,
         )
 
+    def landmarks(self, request: ChatRequest, prompt: Prompt, least: int) -> Iterator[int]:
+        """Lengths of the prompt that later requests may come back to, the likeliest first; see
+        `landmarks`. None of a text that is continued as it stands."""
+        if request.prompt is not None:
+            return iter(())
+        said = self._said(request)
+
+        def encode(some: Messages) -> list[int]:
+            text = self._rendered(request, some, add_generation_prompt=False)
+            return encode_rendered(self.tokenizer, text)
+
+        given = said[:-1] if _is_prefilled(request) else said
+        return landmarks(given, prompt.tokens, encode, least=least)
+
     def remember(self, prompt: Prompt, ids: Sequence[str], text: str, reasoning: str) -> None:
         """Keep the turn that made these calls, for the requests that will bring it back."""
         raw = self._builtin.raw(prompt.text, text) if self._builtin is not None else text
         self.memory.remember(ids, Remembered(raw, reasoning))
+
+    def _said(self, request: ChatRequest) -> Messages:
+        return messages(
+            request.turns,
+            memory=self.memory,
+            replay=self._builtin is not None,
+            template_source=self.template.source,
+        )
+
+    def _rendered(
+        self, request: ChatRequest, said: Messages, *, add_generation_prompt: bool
+    ) -> str:
+        tools = request.tools.for_template() if request.tool_choice.mode != "none" else None
+        return self.template.render(
+            said,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            **{"enable_thinking": is_enabled(request.thinking), **request.template},
+        )
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -175,6 +198,11 @@ def template_from(path: str, tokenizer: Tokenizer) -> ChatTemplate:
         return None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return ChatTemplate(source, bos=text(tokenizer.bos), eos=text(tokenizer.eos))
+
+
+def _is_prefilled(request: ChatRequest) -> bool:
+    """Does the client give the beginning of the answer, as the last message?"""
+    return request.face == "anthropic" and request.turns[-1].role == "assistant"
 
 
 def _up_to(text: str, content: object) -> str:

@@ -30,6 +30,7 @@ from pydflash.service.chat import (
 )
 from pydflash.service.guidance import Guidance
 from pydflash.service.inbox import Inbox
+from pydflash.service.landmarks import Keeping
 from pydflash.service.narrator import Narrator
 from pydflash.service.prompts import Prompt, Prompts, configured_card, template_from
 from pydflash.service.status import Running, StatusBoard
@@ -65,6 +66,7 @@ class ChatService:
         self._prompts = Prompts(loaded.tokenizer, template, arch=arch, card=card)
         self._tokenizer = loaded.tokenizer
         self._guidance = Guidance(loaded.tokenizer)
+        self._keeping = _keeping(loaded.engine.states)
         self._max_queue = config.max_queue
         self.facts = ModelFacts(
             name=config.model_name or loaded.path.stem,
@@ -106,7 +108,7 @@ class ChatService:
             self._admissible(request)
             self._preparing += 1
             try:
-                prompt, grammar = await asyncio.to_thread(self._prepare, request)
+                prompt, grammar, marks = await asyncio.to_thread(self._prepare, request)
             finally:
                 self._preparing -= 1
             budget = self._prompts.budget(prompt)
@@ -117,6 +119,7 @@ class ChatService:
                 params=replace(request.params, max_tokens=prompt.thinking.max_output),
                 seed=secrets.randbits(63) if seed is None else seed,
                 speculate=request.speculate,
+                capture_at=marks,
                 grammar=grammar,
                 steer=budget,
             )
@@ -186,14 +189,19 @@ class ChatService:
                 status=503,
             )
 
-    def _prepare(self, request: ChatRequest) -> tuple[Prompt, Grammar | None]:
-        """What takes time before a request can go to the engine. Raises RequestError."""
+    def _prepare(self, request: ChatRequest) -> tuple[Prompt, Grammar | None, tuple[int, ...]]:
+        """What takes time before a request can go to the engine: its prompt, its grammar, and the lengths
+        of the prompt to keep a recurrent state of. Raises RequestError."""
         prompt = self._prompts.prepare(request, self.facts.max_ctx, self.facts.max_tokens)
+        marks: tuple[int, ...] = ()
+        if self._keeping is not None and len(prompt.tokens) < self.facts.max_ctx:
+            grid = self._keeping.grid
+            marks = self._keeping.choose(self._prompts.landmarks(request, prompt, grid))
         constraint = self._prompts.constraint(request, prompt)
         if constraint is None:
-            return prompt, None
+            return prompt, None, marks
         try:
-            return prompt, self._guidance.compile(constraint)
+            return prompt, self._guidance.compile(constraint), marks
         except ConfigError as error:
             raise RequestError(str(error), code="unsupported", param=constraint.param) from error
 
@@ -323,6 +331,13 @@ class _Telling:
             close_kind=budget.close_kind if budget else None,
             degenerate=budget is not None and budget.degenerate,
         )
+
+
+def _keeping(states: States) -> Keeping | None:
+    """None where nothing has to be named: attention's pages are kept at every point of the grid."""
+    if states.recurrent is None or states.cache is None or not states.captures:
+        return None
+    return Keeping(most=states.captures, grid=states.cache.grid)
 
 
 def _pages(states: States) -> dict[str, int]:
