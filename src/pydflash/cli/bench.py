@@ -1,6 +1,6 @@
 """`pydflash bench`: what a step costs, and how fast prompts are read and answers written.
 
-The verb `suite` has a file of its own.
+The verb `suite` has a file of its own, and so have those that ask a server (`served.py`).
 """
 
 from contextlib import nullcontext
@@ -33,6 +33,11 @@ app.command(
     "pydflash.cli.suite:suite",
     name="suite",
     help="Answer the same prompts plainly and with drafts, in turn.",
+)
+app.command(
+    "pydflash.cli.served:load",
+    name="load",
+    help="Send many clients to a server at once, some of them rude.",
 )
 
 Model = Annotated[
