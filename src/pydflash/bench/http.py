@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client on asyncio streams, for measuring a server: it leaves early, and sends what is wrong.
+"""A small HTTP/1.1 client on asyncio streams, to measure a server: it leaves early, and sends what is wrong.
 
 One request a connection. Nothing here knows what is asked.
 """

@@ -1,7 +1,7 @@
 """A load run: many clients at once for minutes, some of them rude, while the server's memory is watched.
 
-What it must show is correctness (every visit ends as it should), memory that does not grow, and pages that all
-come back. Throughput is told besides; it is the machine's mood as well.
+What it must show is correctness (every visit ends as it should), memory that does not grow, and pages that
+all come back. Throughput is told besides; it is the machine's mood as well.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class LoadFigures:
     @property
     def tok_s(self) -> float:
         """Tokens of whole answers a second; those of clients that left are not in it."""
-        return self.tokens / self.seconds
+        return self.tokens / (self.last.at_s if self.last else self.seconds)
 
     @property
     def num_wrong(self) -> int:

@@ -1,7 +1,7 @@
 """Visits: what one client of a load run may do, and what a server must answer to it.
 
-Invariant: a visit returns what happened, or raises Wrong (BadReply, TimeoutError, OSError) where the server did
-not keep its word.
+Invariant: a visit returns what happened, or raises Wrong (BadReply, TimeoutError, OSError) where the server
+did not keep its word.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from pydflash.bench.http import Address, Reply, ask, hang_up, send
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-_WORDS = (
+_TEXT = (
     "river stone lamp paper green quickly over tell answer seven market because light house number "
     "write under song train garden water slow bright letter window morning people never story map"
-).split()
+)
+WORDS = _TEXT.split()
 _SYSTEM = "You are a helpful assistant who answers in one or two plain sentences. "
 _HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -59,7 +60,7 @@ class Told:
 
 
 class Visitor:
-    """One client, with dice of its own. What it asks fits a context of `max_ctx` unless it is meant not to."""
+    """One client, with dice of its own. What it asks fits into `max_ctx` tokens unless it is meant not to."""
 
     def __init__(self, address: Address, dice: Random, max_ctx: int) -> None:
         self._to = address
@@ -92,7 +93,7 @@ class Visitor:
         """A request that can be answered."""
         dice = self._dice
         text = (
-            " ".join(dice.choices(_WORDS, k=dice.randrange(3, 4 + min(self._max_ctx // 24, 120))))
+            " ".join(dice.choices(WORDS, k=dice.randrange(3, 4 + min(self._max_ctx // 24, 120))))
             + "?"
         )
         limit = dice.randrange(4, 40)
@@ -152,7 +153,7 @@ class Visitor:
         return Told(result="left")
 
     async def _too_long(self) -> Told:
-        words = " ".join(self._dice.choices(_WORDS, k=self._max_ctx + 50))
+        words = " ".join(self._dice.choices(WORDS, k=self._max_ctx + 50))
         said = {"messages": [{"role": "user", "content": words}], "max_tokens": 8}
         path = self._dice.choice([CHAT, MESSAGES])
         async with ask(self._to, path, said | {"stream": self._dice.random() < 0.5}) as reply:

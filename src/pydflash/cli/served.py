@@ -1,4 +1,4 @@
-"""`pydflash bench load`: what holds of a server over HTTP, measured on one in a process of its own."""
+"""`pydflash bench load`, `overhead` and `turns`: what a server does over HTTP, in a process of its own."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from pydflash import catalog
-from pydflash.cli.bench import Json, Ops, Threads
+from pydflash.cli.bench import Depth, Json, Ops, Rounds, Threads
 from pydflash.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -65,6 +65,98 @@ def load(
         write(markdown, text, "--markdown")
     if figures.findings:
         raise EngineError("the load run found: " + "; ".join(figures.findings))
+
+
+def overhead(
+    model: Served = catalog.DEFAULT_MODEL,
+    *,
+    answer: Annotated[int, Parameter(help="tokens to write")] = 128,
+    depth: Depth = 128,
+    rounds: Rounds = 9,
+    threads: Threads = 0,
+    ops: Ops = "auto",
+    note: Note = "",
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Time the same tokens written by the engine in this process and streamed by a server, in turn."""
+    from pydflash.bench.live import LiveServer
+    from pydflash.bench.overhead import LEAST, measure_overhead
+    from pydflash.bench.report import write
+    from pydflash.cli.bench import make_rig, require_positive
+
+    require_positive(answer=answer, depth=depth, rounds=rounds)
+    path = catalog.resolve(model)
+    rig = make_rig(path, depth + answer + 1, threads, "f16", ops)
+    options = ["--max-ctx", str(rig.ctx), "--no-speculation", *_engine(rig.threads, ops)]
+    with LiveServer(path, options) as server:
+        found = measure_overhead(rig, server, answer=answer, depth=depth, rounds=rounds)
+    told = found.to_json()
+    lines = [
+        f"{answer} greedy tokens after {depth}, one client, {rounds} rounds in turn, no drafts.",
+        f"The engine alone: {told['engine_tok_s']:.1f} tok/s; streamed over HTTP: "
+        f"{told['http_tok_s']:.1f} tok/s.",
+        f"Over HTTP, of the engine's, median of the rounds' own ratios: {found.ratio:.3f} "
+        f"(from {min(found.ratios):.3f} to {max(found.ratios):.3f}; {LEAST} is wanted).",
+    ]
+    head = _head(path, rig.threads, options, note)
+    text = _section(head, lines)
+    print(text)
+    _save_json(json, "overhead", lambda: head | told)
+    if markdown is not None:
+        write(markdown, text, "--markdown")
+
+
+def turns(
+    model: Served = catalog.DEFAULT_MODEL,
+    *,
+    tokens: Annotated[int, Parameter(help="tokens of a conversation's first message")] = 4000,
+    rounds: Annotated[int, Parameter(help="conversations")] = 3,
+    threads: Threads = 0,
+    ops: Ops = "auto",
+    note: Note = "",
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Time how much sooner the answer of a long conversation's second turn begins than the first's."""
+    from pydflash.bench import turns as measured
+    from pydflash.bench.live import LiveServer
+    from pydflash.bench.report import write
+    from pydflash.cli.bench import require_positive
+
+    require_positive(tokens=tokens, rounds=rounds)
+    path = catalog.resolve(model)
+    ctx = -(-(tokens + 256) // 32) * 32
+    options = ["--max-ctx", str(ctx), "--max-concurrency", "2", *_engine(threads, ops)]
+    with LiveServer(path, options) as server:
+        found = measured.measure_turns(server, tokens=tokens, rounds=rounds)
+    lines = ["| prompt | first turn begins | second turn begins | cached | sooner |"]
+    lines += ["|---:|---:|---:|---:|---:|"]
+    lines += [
+        f"| {t.prompt_tokens} | {t.first_s:.2f} s | {t.second_s:.2f} s | {t.cached_tokens} | "
+        f"{t.sooner:.1f}x |"
+        for t in found
+    ]
+    least = measured.LEAST
+    lines += ["", f"Median: {measured.sooner(found):.1f}x sooner ({least:.0f}x is wanted)."]
+    head = _head(path, threads, options, note)
+    text = _section(head, lines)
+    print(text)
+    body = {"turns": [t.to_json() for t in found], "sooner": measured.sooner(found), "least": least}
+    _save_json(json, "turns", lambda: head | body)
+    if markdown is not None:
+        write(markdown, text, "--markdown")
+
+
+def _section(head: dict[str, Any], lines: list[str]) -> str:
+    """A section to paste: on what it was measured, then what was found."""
+    on = (
+        f"{head['model']['file']} on {head['cpu']}, {head['threads']} threads, {head['date']}, "
+        f"commit {(head['commit'] or 'unknown')[:12]}, "
+        f"`pydflash serve {' '.join(head['server_options'])}`."
+    )
+    note = [head["note"], ""] if head.get("note") else []
+    return "\n".join([on, "", *note, *lines]) + "\n"
 
 
 def _engine(threads: int, ops: str) -> list[str]:
