@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from pydflash.errors import RequestError
 from pydflash.server import openai
-from pydflash.server.fields import SamplingFields, StreamOptions, ThinkingFields, constraint
+from pydflash.server.fields import SamplingFields, StreamOptions, ThinkingFields
+from pydflash.server.formats import constraint
 from pydflash.server.json import Json
 from pydflash.server.many import begin_all, fold_all, many
 from pydflash.server.turns import Message, turns_of
@@ -72,6 +73,7 @@ class ChatBody(SamplingFields, ThinkingFields):
                 constraint=constraint(self.response_format, self.grammar, self.regex),
                 template=self.template(),
                 speculate=self.speculate is not False,
+                **self.serving,
                 session=self.session_id or _text((self.extra_body or {}).get("session_id")),
                 user=self.user,
                 face="chat",

@@ -11,7 +11,7 @@ from pydflash.config import ServerConfig
 from pydflash.errors import ConfigError, RequestError
 from pydflash.service.chat import ChatRequest
 from pydflash.service.constraint import Constraint
-from pydflash.text.budget import Markers, ThinkingBudget
+from pydflash.text.budget import Markers, RunGuard, ThinkingBudget
 from pydflash.text.builtin import builtin_template
 from pydflash.text.cards import EFFORTS, ModelCard
 from pydflash.text.formats import Format, detect
@@ -56,20 +56,18 @@ class Prompts:
         if not request.turns:
             raise RequestError("messages is empty; give at least one", param="messages")
         tools = request.tools.for_template() if request.tool_choice.mode != "none" else None
-        prefilled = request.face == "anthropic" and request.turns[-1].role == "assistant"
         said = messages(
             request.turns,
             memory=self.memory,
             replay=self._builtin is not None,
             template_source=self.template.source,
         )
-        text = self.template.render(
+        return self.template.render(
             said,
             tools=tools or None,
-            add_generation_prompt=not prefilled,
+            add_generation_prompt=True,
             **{"enable_thinking": is_enabled(request.thinking), **request.template},
         )
-        return _up_to(text, said[-1]["content"]) if prefilled else text
 
     def prepare(self, request: ChatRequest, room: int, default: int) -> Prompt:
         """The prompt, and how long thought and answer may be.
@@ -94,7 +92,7 @@ class Prompts:
             starts_in_reasoning=not raw and self.form.opens_reasoning(text),
         )
 
-    def budget(self, prompt: Prompt) -> ThinkingBudget | None:
+    def budget(self, prompt: Prompt, runs: RunGuard | None = None) -> ThinkingBudget | None:
         """What closes the thought of an answer to this prompt; None if it does not think."""
         thinking = prompt.thinking
         if prompt.form is None or not thinking.enabled:
@@ -111,6 +109,7 @@ class Prompts:
             ceiling=thinking.ceiling,
             reserve=thinking.reserve,
             max_output=thinking.max_output,
+            runs=runs,
         )
 
     def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None:
@@ -175,10 +174,3 @@ def template_from(path: str, tokenizer: Tokenizer) -> ChatTemplate:
         return None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return ChatTemplate(source, bos=text(tokenizer.bos), eos=text(tokenizer.eos))
-
-
-def _up_to(text: str, content: object) -> str:
-    """The prompt up to the end of the answer's beginning, which the client gave."""
-    end = content.rstrip() if isinstance(content, str) else ""
-    at = text.rfind(end) if end else -1
-    return text if at < 0 else text[: at + len(end)]

@@ -8,9 +8,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from pydflash.config import EngineConfig, ServerConfig
 from pydflash.engine.request import Request, StepResult
@@ -26,6 +28,7 @@ from pydflash.service.chat import (
     ChatRequest,
     ChatStarted,
     ChatUsage,
+    Face,
     ModelFacts,
 )
 from pydflash.service.guidance import Guidance
@@ -36,11 +39,13 @@ from pydflash.service.status import Running, StatusBoard
 from pydflash.service.worker import Worker
 from pydflash.spec.speculator import Speculator
 from pydflash.spec.trace import RoundTrace
-from pydflash.text.budget import ThinkingBudget
+from pydflash.text.budget import RunGuard, ThinkingBudget
 from pydflash.text.cards import find_card
 from pydflash.text.detokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
+
+Watcher = ThinkingBudget | RunGuard
 
 _TREE_S = 0.5  # a draft tree is kept for the status at most so often
 
@@ -66,16 +71,19 @@ class ChatService:
         self._tokenizer = loaded.tokenizer
         self._guidance = Guidance(loaded.tokenizer)
         self._max_queue = config.max_queue
+        self._runs = config.degenerate_run_tokens
+        most = config.default_max_tokens or config.max_tokens or card.max_tokens
         self.facts = ModelFacts(
             name=config.model_name or loaded.path.stem,
             arch=arch,
             path=str(loaded.path),
             max_ctx=loaded.engine.max_ctx,
             vocab_size=loaded.tokenizer.vocab_size,
-            max_tokens=config.default_max_tokens or min(card.max_tokens, loaded.engine.max_ctx),
+            max_tokens=min(most, loaded.engine.max_ctx),
             card=card,
             created=int(time.time()),
             drafter=loaded.drafter,
+            drafting=_drafting(loaded),
             template_source=template.source,
             max_concurrency=engine_config.state.max_concurrency,
             ops=loaded.ops,
@@ -87,7 +95,8 @@ class ChatService:
         self.on_failure: Callable[[EngineError], None] | None = None
         self._closing = False
         self._preparing = 0  # requests admitted and not yet with the engine
-        self._worker = Worker(loaded.engine, loaded.thread)
+        coalesce_s = config.admission_coalesce_ms / 1000
+        self._worker = Worker(loaded.engine, loaded.thread, coalesce_s=coalesce_s)
         self._watch(loaded)
 
     def refuse(self) -> None:
@@ -103,27 +112,26 @@ class ChatService:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatEvent, None]:
         """As `Chat.stream`."""
         try:
-            self._admissible(request)
-            self._preparing += 1
-            try:
-                prompt, grammar = await asyncio.to_thread(self._prepare, request)
-            finally:
-                self._preparing -= 1
-            budget = self._prompts.budget(prompt)
-            seed = request.params.seed
-            inbox = Inbox()
-            asked = Request(
-                prompt=prompt.tokens,
-                params=replace(request.params, max_tokens=prompt.thinking.max_output),
-                seed=secrets.randbits(63) if seed is None else seed,
-                speculate=request.speculate,
-                grammar=grammar,
-                steer=budget,
-            )
-            ticket = self._worker.submit(asked, inbox.put)
-        except RequestError as error:
-            self.board.error(error.code)
-            raise
+            with _blaming(request.face):
+                self._admissible(request)
+                self._preparing += 1
+                try:
+                    prompt, grammar = await asyncio.to_thread(self._prepare, request)
+                finally:
+                    self._preparing -= 1
+                seed = request.params.seed
+                inbox = Inbox()
+                watcher = self._steer(request, prompt)
+                asked = Request(
+                    prompt=prompt.tokens,
+                    params=replace(request.params, max_tokens=prompt.thinking.max_output),
+                    seed=secrets.randbits(63) if seed is None else seed,
+                    speculate=request.speculate,
+                    reuse=request.reuse,
+                    grammar=grammar,
+                    steer=watcher,
+                )
+                ticket = self._worker.submit(asked, inbox.put)
         except EngineError as error:  # it died with nobody listening
             self.board.error("engine_failed")
             self._check_engine(error)
@@ -133,7 +141,7 @@ class ChatService:
         finished: ChatFinished | None = None
         try:
             yield ChatStarted(prompt_tokens=len(prompt.tokens), seed=asked.seed)
-            telling = _Telling(self, request, prompt, budget, running)
+            telling = _Telling(self, request, prompt, watcher, running)
             while finished is None:
                 for item in await inbox.get():
                     if isinstance(item, EngineError):
@@ -158,13 +166,16 @@ class ChatService:
             self.board.finish(running, finished)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        prompt = await asyncio.to_thread(
-            self._prompts.prepare, request, self.facts.max_ctx, self.facts.max_tokens
-        )
+        facts = self.facts
+        with _blaming(request.face):
+            prompt = await asyncio.to_thread(
+                self._prompts.prepare, request, facts.max_ctx, facts.max_tokens
+            )
         return len(prompt.tokens)
 
     async def render(self, request: ChatRequest) -> str:
-        return await asyncio.to_thread(self._prompts.render, request)
+        with _blaming(request.face):
+            return await asyncio.to_thread(self._prompts.render, request)
 
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -196,6 +207,13 @@ class ChatService:
             return prompt, self._guidance.compile(constraint)
         except ConfigError as error:
             raise RequestError(str(error), code="unsupported", param=constraint.param) from error
+
+    def _steer(self, request: ChatRequest, prompt: Prompt) -> Watcher | None:
+        """What follows the answer, token by token, if anything does."""
+        if request.is_silent:
+            return None
+        runs = RunGuard(self._runs) if self._runs else None
+        return self._prompts.budget(prompt, runs) or runs
 
     def _check_engine(self, error: EngineError) -> None:
         """Has the engine itself stopped, or only this answer?"""
@@ -241,12 +259,13 @@ class _Telling:
         service: ChatService,
         request: ChatRequest,
         prompt: Prompt,
-        budget: ThinkingBudget | None,
+        watcher: Watcher | None,
         running: Running,
     ) -> None:
         self._service = service
         self._prompt = prompt
-        self._budget = budget
+        self._watcher = watcher
+        self._is_silent = request.is_silent
         self._running = running
         self._tokenizer = tokenizer = service._tokenizer
         form = prompt.form
@@ -260,6 +279,7 @@ class _Telling:
             starts_in_reasoning=prompt.starts_in_reasoning,
             stops=request.params.stop,
             raw=tokenizer.token_bytes if request.params.logprobs is not None else None,
+            single_call=not request.tool_choice.parallel,
         )
         self._written: list[str] | None = [] if tools else None
         self._count = 0
@@ -267,8 +287,8 @@ class _Telling:
 
     @property
     def is_over(self) -> bool:
-        """A stop string has come: nothing more will be told."""
-        return self._narrator.stop is not None
+        """Nothing more will be told."""
+        return self._is_silent or self._narrator.is_over
 
     def take(self, result: StepResult) -> list[ChatEvent]:
         """The events of a step, and of the end of the text if it is the last."""
@@ -294,10 +314,13 @@ class _Telling:
 
     def finished(self, result: StepResult, seed: int) -> ChatFinished:
         """The last event, once `result` says that the sequence has ended."""
-        narrator, budget, sequence = self._narrator, self._budget, result.sequence
+        narrator, watcher, sequence = self._narrator, self._watcher, result.sequence
+        budget = watcher if isinstance(watcher, ThinkingBudget) else None
         assert result.finish is not None
         assert result.finish != "error"
-        reason: ChatReason = "stop" if narrator.stop is not None else result.finish
+        reason: ChatReason = "stop" if narrator.is_over else result.finish
+        if self._is_silent:
+            reason = "length"
         if narrator.num_calls and reason == "stop":
             reason = "tool_calls"
         for dropped in narrator.dropped:
@@ -321,8 +344,33 @@ class _Telling:
             seed=seed,
             stop=narrator.stop,
             close_kind=budget.close_kind if budget else None,
-            degenerate=budget is not None and budget.degenerate,
+            degenerate=watcher is not None and watcher.degenerate,
         )
+
+
+def _drafting(loaded: Loaded) -> Literal["off", "dflash", "lookup"]:
+    if loaded.drafter is None:
+        return "off"
+    return "dflash" if loaded.engine.proposer.taps else "lookup"
+
+
+_PROMPT: dict[Face, str] = {
+    "chat": "messages",
+    "anthropic": "messages",
+    "responses": "input",
+    "completions": "prompt",
+}
+
+
+@contextmanager
+def _blaming(face: Face) -> Iterator[None]:
+    """What is wrong with a prompt is said of the field that each API has it in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in ("tokens", *_PROMPT.values()):
+            error.param = _PROMPT[face]
+        raise
 
 
 def _pages(states: States) -> dict[str, int]:

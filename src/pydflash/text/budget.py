@@ -47,9 +47,9 @@ class ThinkingBudget:
         ceiling: int,
         reserve: int,
         max_output: int,
-        longest_run: int = 0,
+        runs: "RunGuard | None" = None,
     ) -> None:
-        """`longest_run`: end the answer at so many equal tokens in a row; 0: never."""
+        """`runs` ends answers that say one token again and again; None: nothing does."""
         self.close_kind: CloseKind | None = None
         self.thinking_tokens = 0
         self.content_tokens = 0
@@ -59,10 +59,9 @@ class ThinkingBudget:
         self._ceiling = min(ceiling, max(0, max_output - reserve))
         self._reserve = reserve
         self._max_output = max_output
-        self._longest_run = longest_run
+        self._runs = runs
         self._pending: list[int] = []  # what is still to be forced
         self._tail: list[int] = []  # tokens since the opener (for markers) or since a forced close
-        self._run: tuple[int, int] = (-1, 0)
 
     @property
     def free(self) -> int:
@@ -107,12 +106,28 @@ class ThinkingBudget:
         self.close_kind = self.close_kind or "natural"
 
     def _watch(self, token: int) -> None:
-        last, times = self._run
-        self._run = (token, times + 1 if token == last else 1)
-        if self._longest_run and self._run[1] >= self._longest_run:
-            self.degenerate = True
+        if self._runs is not None:
+            self._runs.step(token)
+            self.degenerate = self.degenerate or self._runs.degenerate
         if self.close_kind == "hard" and not self._open and _loops(self._tail):
             self.degenerate = True
+
+
+class RunGuard:
+    """Sees an answer that says one token `longest` times in a row: then it is to end (`degenerate`)."""
+
+    def __init__(self, longest: int) -> None:
+        assert longest > 1
+        self.degenerate = False
+        self._longest = longest
+        self._last, self._times = -1, 0
+
+    def step(self, sampled: int) -> int:
+        """Take the token sampled next, which is the one that counts."""
+        self._times = self._times + 1 if sampled == self._last else 1
+        self._last = sampled
+        self.degenerate = self.degenerate or self._times >= self._longest
+        return sampled
 
 
 def _ends(tail: Sequence[int], marker: tuple[int, ...]) -> bool:
