@@ -52,7 +52,6 @@ class ChatBody(SamplingFields, ThinkingFields):
     user: str | None = None
     session_id: str | None = None
     extra_body: dict[str, Any] | None = None
-    speculate: bool | None = None
 
     def requests(self, service: Chat) -> list[ChatRequest]:
         """One for each choice. Raises RequestError."""
@@ -72,7 +71,6 @@ class ChatBody(SamplingFields, ThinkingFields):
                 thinking=self.thinking(),
                 constraint=constraint(self.response_format, self.grammar, self.regex),
                 template=self.template(),
-                speculate=self.speculate is not False,
                 **self.serving,
                 session=self.session_id or _text((self.extra_body or {}).get("session_id")),
                 user=self.user,

@@ -44,7 +44,6 @@ class CompletionBody(SamplingFields):
     stream_options: StreamOptions | None = None
     user: str | None = None
     session_id: str | None = None
-    speculate: bool | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
         """The prompts, each a text or token ids. Raises RequestError when there is none."""
@@ -80,7 +79,6 @@ class CompletionBody(SamplingFields):
                 prompt=prompt,
                 params=body.sampling(service.facts, logprobs=self.logprobs, choice=choice),
                 constraint=constraint(self.response_format, self.grammar, self.regex),
-                speculate=self.speculate is not False,
                 **self.serving,
                 session=self.session_id,
                 user=self.user,

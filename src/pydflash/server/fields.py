@@ -60,6 +60,7 @@ class SamplingFields(Body):
     max_output_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     prefix_cache: PrefixCacheField | None = None
+    speculate: bool | None = None
 
     @property
     def limit(self) -> int | None:
@@ -71,7 +72,11 @@ class SamplingFields(Body):
     def serving(self) -> dict[str, Any]:
         """How the request is served, by ChatRequest's names."""
         reuse = self.prefix_cache is None or self.prefix_cache.scope != "off"
-        return {"is_silent": self.limit == 0, "reuse": reuse}
+        return {
+            "is_silent": self.limit == 0,
+            "reuse": reuse,
+            "speculate": self.speculate is not False,
+        }
 
     def sampling(self, facts: ModelFacts, *, logprobs: int | None, choice: int) -> SamplingParams:
         """What was asked, over what the model card recommends. Raises RequestError."""
