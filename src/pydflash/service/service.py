@@ -15,37 +15,31 @@ from functools import partial
 from typing import Literal
 
 from pydflash.config import EngineConfig, ServerConfig
-from pydflash.engine.request import Request, StepResult
+from pydflash.engine.request import Request
 from pydflash.engine.states import States
 from pydflash.errors import ConfigError, EngineError, RequestError
 from pydflash.sampling.mask import Grammar
-from pydflash.service.answer import timings_of
 from pydflash.service.build import Loaded
 from pydflash.service.chat import (
     ChatEvent,
     ChatFinished,
-    ChatReason,
     ChatRequest,
     ChatStarted,
-    ChatUsage,
     Face,
     ModelFacts,
 )
 from pydflash.service.guidance import Guidance
 from pydflash.service.inbox import Inbox
-from pydflash.service.narrator import Narrator
 from pydflash.service.prompts import Prompt, Prompts, configured_card, template_from
 from pydflash.service.status import Running, StatusBoard
+from pydflash.service.telling import Telling, Watcher
 from pydflash.service.worker import Worker
 from pydflash.spec.speculator import Speculator
 from pydflash.spec.trace import RoundTrace
-from pydflash.text.budget import RunGuard, ThinkingBudget
+from pydflash.text.budget import RunGuard
 from pydflash.text.cards import find_card
-from pydflash.text.detokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
-
-Watcher = ThinkingBudget | RunGuard
 
 _TREE_S = 0.5  # a draft tree is kept for the status at most so often
 
@@ -141,7 +135,15 @@ class ChatService:
         finished: ChatFinished | None = None
         try:
             yield ChatStarted(prompt_tokens=len(prompt.tokens), seed=asked.seed)
-            telling = _Telling(self, request, prompt, watcher, running)
+            telling = Telling(
+                request,
+                prompt,
+                watcher,
+                tokenizer=self._tokenizer,
+                prompts=self._prompts,
+                board=self.board,
+                running=running,
+            )
             while finished is None:
                 for item in await inbox.get():
                     if isinstance(item, EngineError):
@@ -249,103 +251,6 @@ class ChatService:
 
         if isinstance(proposer, Speculator):
             proposer.on_round = on_round
-
-
-class _Telling:
-    """One answer: results of steps to events."""
-
-    def __init__(
-        self,
-        service: ChatService,
-        request: ChatRequest,
-        prompt: Prompt,
-        watcher: Watcher | None,
-        running: Running,
-    ) -> None:
-        self._service = service
-        self._prompt = prompt
-        self._watcher = watcher
-        self._is_silent = request.is_silent
-        self._running = running
-        self._tokenizer = tokenizer = service._tokenizer
-        form = prompt.form
-        self._decoder = Detokenizer(
-            tokenizer, skip_special=True, continuing=True, shown=form.shows if form else None
-        )
-        tools = request.tools if request.tool_choice.mode != "none" else None
-        self._narrator = Narrator(
-            form,
-            tools=tools,
-            starts_in_reasoning=prompt.starts_in_reasoning,
-            stops=request.params.stop,
-            raw=tokenizer.token_bytes if request.params.logprobs is not None else None,
-            single_call=not request.tool_choice.parallel,
-        )
-        self._written: list[str] | None = [] if tools else None
-        self._count = 0
-        self._thought = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more will be told."""
-        return self._is_silent or self._narrator.is_over
-
-    def take(self, result: StepResult) -> list[ChatEvent]:
-        """The events of a step, and of the end of the text if it is the last."""
-        narrator, events, count = self._narrator, list[ChatEvent](), self._count
-        texts = []
-        for draw in result.draws:
-            if draw.token == result.stop_token or self.is_over:
-                break
-            self._count += 1
-            self._thought += narrator.in_reasoning
-            text = self._decoder.push(draw.token)
-            texts.append(text)
-            hidden = not text and self._tokenizer.is_special(draw.token)
-            events += narrator.push(text, None if hidden else draw)
-        if result.finished and not self.is_over:
-            texts.append(self._decoder.flush())
-            events += narrator.push(texts[-1])
-            events += narrator.finish()
-        if self._written is not None:
-            self._written += texts
-        self._service.board.progress(self._running, "".join(texts), self._count - count)
-        return events
-
-    def finished(self, result: StepResult, seed: int) -> ChatFinished:
-        """The last event, once `result` says that the sequence has ended."""
-        narrator, watcher, sequence = self._narrator, self._watcher, result.sequence
-        budget = watcher if isinstance(watcher, ThinkingBudget) else None
-        assert result.finish is not None
-        assert result.finish != "error"
-        reason: ChatReason = "stop" if narrator.is_over else result.finish
-        if self._is_silent:
-            reason = "length"
-        if narrator.num_calls and reason == "stop":
-            reason = "tool_calls"
-        for dropped in narrator.dropped:
-            log.warning("a call was dropped (%s): %.200r", dropped.reason, dropped.text)
-        self._service.board.totals.dropped_calls += len(narrator.dropped)
-        if narrator.ids and self._written is not None:
-            text, thought = "".join(self._written), "".join(narrator.reasoning)
-            self._service._prompts.remember(self._prompt, narrator.ids, text, thought)
-        return ChatFinished(
-            reason=reason,
-            usage=ChatUsage(
-                prompt_tokens=sequence.num_prompt,
-                completion_tokens=self._count,
-                cached_tokens=sequence.cached,
-                reasoning_tokens=min(
-                    budget.thinking_tokens if budget else self._thought, self._count
-                ),
-                draft=sequence.draft if sequence.draft.rounds else None,
-            ),
-            timings=timings_of(sequence, self._count),
-            seed=seed,
-            stop=narrator.stop,
-            close_kind=budget.close_kind if budget else None,
-            degenerate=watcher is not None and watcher.degenerate,
-        )
 
 
 def _drafting(loaded: Loaded) -> Literal["off", "dflash", "lookup"]:
