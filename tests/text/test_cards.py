@@ -175,6 +175,7 @@ def test_a_thought_may_open_later_and_only_once() -> None:
         *(HINT, CLOSE, 4),
         *(OPEN, 7, 7, 7),
     ]
+    assert [machine.thought_within(n) for n in (0, 1, 2, 3, 7, 99)] == [0, 0, 0, 1, 5, 5]
     never = budget(open=0)
     assert run(never, [9] * 30) == [9] * 30
     assert never.close_kind is None

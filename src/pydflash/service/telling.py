@@ -87,6 +87,7 @@ class Telling:
         """The last event, once `result` says that the sequence has ended."""
         narrator, watcher, sequence = self._narrator, self._watcher, result.sequence
         budget = watcher if isinstance(watcher, ThinkingBudget) else None
+        thought = budget.thought_within(self._count) if budget else self._thought
         assert result.finish is not None
         assert result.finish != "error"
         reason: ChatReason = "stop" if narrator.is_over else result.finish
@@ -98,22 +99,20 @@ class Telling:
             log.warning("a call was dropped (%s): %.200r", dropped.reason, dropped.text)
         self._board.totals.dropped_calls += len(narrator.dropped)
         if narrator.ids and self._written is not None:
-            text, thought = "".join(self._written), "".join(narrator.reasoning)
-            self._prompts.remember(self._prompt, narrator.ids, text, thought)
+            text, said = "".join(self._written), "".join(narrator.reasoning)
+            self._prompts.remember(self._prompt, narrator.ids, text, said)
         return ChatFinished(
             reason=reason,
             usage=ChatUsage(
                 prompt_tokens=sequence.num_prompt,
                 completion_tokens=self._count,
                 cached_tokens=sequence.cached,
-                reasoning_tokens=min(
-                    budget.thinking_tokens if budget else self._thought, self._count
-                ),
+                reasoning_tokens=thought,
                 draft=sequence.draft if sequence.draft.rounds else None,
             ),
             timings=timings_of(sequence, self._count),
             seed=seed,
             stop=narrator.stop,
-            close_kind=budget.close_kind if budget else None,
-            degenerate=watcher is not None and watcher.degenerate,
+            close_kind=budget.close_kind if budget and thought else None,
+            degenerate=watcher is not None and watcher.degenerate and not narrator.is_over,
         )

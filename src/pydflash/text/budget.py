@@ -53,6 +53,7 @@ class ThinkingBudget:
         self.close_kind: CloseKind | None = None
         self.thinking_tokens = 0
         self.content_tokens = 0
+        self._before = 0  # of them, those before the thought
         self.degenerate = False
         self._markers = markers
         self._open = starts_open
@@ -71,6 +72,11 @@ class ThinkingBudget:
         if self.close_kind or not self._markers.opener:
             return _ENDLESS
         return 1 + max(0, self._left() - 1)  # the opener may come next
+
+    def thought_within(self, count: int) -> int:
+        """Tokens of the thought among the answer's first `count`: whoever reads an answer that is over
+        looks back at a machine that may have gone on."""
+        return min(max(count - self._before, 0), self.thinking_tokens)
 
     def step(self, sampled: int) -> int:
         """Take the token sampled next; returns the one to commit in its place (mostly the same)."""
@@ -96,6 +102,7 @@ class ThinkingBudget:
             self.content_tokens += 1
             if self.close_kind is None and _ends(self._tail, self._markers.opener):
                 self._open, self._tail = True, []
+                self._before = self.content_tokens
             return
         self.thinking_tokens += 1
         if self._pending or (
