@@ -44,22 +44,24 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
     for row in rows:
         flat.append(min(row.context.first, row.start))
     flat += [0] * count
+    flat += cu_q
     for table in tables:
         flat += table + [0] * (pages - len(table))
     flat += tokens
     # One tensor in one go: a dozen small ones would cost more than a layer of the network.
     ints = torch.tensor(flat, dtype=torch.int32, device=device)
-    sizes = [total, total, total, count, count, count, count * pages, len(tokens)]
+    sizes = [total, total, total, count, count, count, len(cu_q), count * pages, len(tokens)]
     cuts = ints.split_with_sizes(sizes)
     return StepBatch(
-        tokens=cuts[7] if tokens else cuts[0],  # of stores nobody looks, but they are counted
+        tokens=cuts[8] if tokens else cuts[0],  # of stores nobody looks, but they are counted
         positions=cuts[0],
         write_slots=cuts[1],
         row_of=cuts[2],
         base=cuts[3],
         first=cuts[4],
         slots=cuts[5],
-        page_table=cuts[6].view(count, pages),
+        starts=cuts[6],
+        page_table=cuts[7].view(count, pages),
         kinds=(RowKind.EXACT,) * count,
         cu_q=tuple(cu_q),
         ancestors=None,

@@ -75,6 +75,7 @@ def build(work: Many[RowWork], device: torch.device) -> StepBatch:
         parents=ints(cols.parents) if has_tree else None,
         logit_rows=ints(cols.logit_rows, np.int64),
         spans=_spans(kinds, cu_q),
+        starts=ints(cu_q),
     )
 
 

@@ -64,6 +64,7 @@ class StepBatch:
     parents: Tensor | None  # int32 [T] token index of the parent in this step, -1 for a row's first
     logit_rows: Tensor  # int64 [M] tokens whose logits are wanted
     spans: tuple[Span, ...]  # the products this step is made of, in token order
+    starts: Tensor  # int32 [R + 1] cu_q where the tokens are, for kernels that a graph replays
     first: Tensor | None = (
         None  # int32 [R] lowest position a row may see; None: 0. Below it nothing is read
     )
@@ -202,6 +203,7 @@ class Paths:
     slots: Tensor  # int32 [n]
     nodes: Tensor  # int32 [cu[n]] token indices in the step, rows of the tape
     cu: tuple[int, ...]  # [n + 1]
+    starts: Tensor  # int32 [n + 1] cu where the nodes are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

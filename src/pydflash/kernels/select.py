@@ -12,7 +12,7 @@ from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Missing, OpTable
 from pydflash.kernels.ref import ops as ref_ops
 
-_BACKENDS = ("cpu", "ref")
+_BACKENDS = ("triton", "cpu", "ref")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,14 @@ def _obstacles(
 
 
 def _reason(name: str, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return "this version's engine runs on the CPU only"
     if name == "ref":
         return None
+    if name == "triton":
+        from pydflash.kernels.triton import support
+
+        return support.unavailable(device)
+    if device.type != "cpu":
+        return "these kernels are for the CPU"
     from pydflash.kernels.cpu import library
 
     return library.unavailable()
@@ -91,4 +95,8 @@ def _make(name: str, device: torch.device, threads: int) -> OpTable:
         from pydflash.kernels.cpu import ops as cpu_ops
 
         return cpu_ops.build_ops(device, threads)
+    if name == "triton":
+        from pydflash.kernels.triton import ops as triton_ops
+
+        return triton_ops.build_ops(device)
     return ref_ops.build_ops(device)

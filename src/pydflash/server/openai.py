@@ -19,7 +19,7 @@ def details(finished: ChatFinished) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if finished.stop is not None:
         found["stop_reason"] = finished.stop
-    if finished.close_kind is not None:
+    if finished.close_kind is not None or finished.degenerate:
         usage = finished.usage
         found["finish_details"] = {
             "close_kind": finished.close_kind,

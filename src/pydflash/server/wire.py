@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pydflash.errors import EngineError, PydflashError
-from pydflash.server.json import dumps
 from pydflash.service.chat import Chat, ChatEvent, ChatRequest, ChatStarted
+from pydflash.text.json_text import compact
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Events = AsyncGenerator[ChatEvent, None]
 
 def frame(data: Any, event: str | None = None) -> str:
     """One server-sent event. `data` is JSON unless it is a string already."""
-    text = data if isinstance(data, str) else dumps(data)
+    text = data if isinstance(data, str) else compact(data)
     lines = "".join(f"data: {line}\n" for line in text.split("\n"))
     return (f"event: {event}\n" if event else "") + lines + "\n"
 

@@ -12,7 +12,7 @@ from pydflash.errors import ConfigError, RequestError
 from pydflash.service.chat import ChatRequest
 from pydflash.service.constraint import Constraint
 from pydflash.service.landmarks import Messages, landmarks
-from pydflash.text.budget import Markers, ThinkingBudget
+from pydflash.text.budget import Markers, RunGuard, ThinkingBudget
 from pydflash.text.builtin import builtin_template
 from pydflash.text.cards import EFFORTS, ModelCard
 from pydflash.text.formats import Format, detect
@@ -56,10 +56,7 @@ class Prompts:
             return self.tokenizer.decode(list(request.prompt))
         if not request.turns:
             raise RequestError("messages is empty; give at least one", param="messages")
-        prefilled = _is_prefilled(request)
-        said = self._said(request)
-        text = self._rendered(request, said, add_generation_prompt=not prefilled)
-        return _up_to(text, said[-1]["content"]) if prefilled else text
+        return self._rendered(request, self._said(request), add_generation_prompt=True)
 
     def prepare(self, request: ChatRequest, room: int, default: int) -> Prompt:
         """The prompt, and how long thought and answer may be.
@@ -84,7 +81,7 @@ class Prompts:
             starts_in_reasoning=not raw and self.form.opens_reasoning(text),
         )
 
-    def budget(self, prompt: Prompt) -> ThinkingBudget | None:
+    def budget(self, prompt: Prompt, runs: RunGuard | None = None) -> ThinkingBudget | None:
         """What closes the thought of an answer to this prompt; None if it does not think."""
         thinking = prompt.thinking
         if prompt.form is None or not thinking.enabled:
@@ -101,6 +98,7 @@ class Prompts:
             ceiling=thinking.ceiling,
             reserve=thinking.reserve,
             max_output=thinking.max_output,
+            runs=runs,
         )
 
     def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None:
@@ -139,8 +137,7 @@ class Prompts:
             text = self._rendered(request, some, add_generation_prompt=False)
             return encode_rendered(self.tokenizer, text)
 
-        given = said[:-1] if _is_prefilled(request) else said
-        return landmarks(given, prompt.tokens, encode, least=least)
+        return landmarks(said, prompt.tokens, encode, least=least)
 
     def remember(self, prompt: Prompt, ids: Sequence[str], text: str, reasoning: str) -> None:
         """Keep the turn that made these calls, for the requests that will bring it back."""
@@ -198,15 +195,3 @@ def template_from(path: str, tokenizer: Tokenizer) -> ChatTemplate:
         return None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return ChatTemplate(source, bos=text(tokenizer.bos), eos=text(tokenizer.eos))
-
-
-def _is_prefilled(request: ChatRequest) -> bool:
-    """Does the client give the beginning of the answer, as the last message?"""
-    return request.face == "anthropic" and request.turns[-1].role == "assistant"
-
-
-def _up_to(text: str, content: object) -> str:
-    """The prompt up to the end of the answer's beginning, which the client gave."""
-    end = content.rstrip() if isinstance(content, str) else ""
-    at = text.rfind(end) if end else -1
-    return text if at < 0 else text[: at + len(end)]

@@ -89,6 +89,7 @@ class RecurrentStore:
                 [n for a in advances for n in a.nodes], dtype=torch.int32, device=device
             ),
             cu=tuple(cu),
+            starts=torch.tensor(cu, dtype=torch.int32, device=device),
         )
         for layer in self.layers:
             self.ops.delta_commit(layer, paths)

@@ -1,0 +1,103 @@
+"""The products and what is fused around them, as the OpTable names them."""
+
+import torch
+
+from pydflash.kernels.ops import (
+    AttnLayer,
+    DeltaLayer,
+    DenseLayer,
+    PagedKV,
+    Recurrent,
+    RowKind,
+    Span,
+    StepBatch,
+    Weight,
+)
+from pydflash.kernels.triton import pointwise, prefill, products
+from pydflash.kernels.triton.attention import attention
+from pydflash.kernels.triton.delta import delta
+from pydflash.kernels.triton.weights import packed_of
+
+Tensor = torch.Tensor
+Spans = tuple[Span, ...]
+
+
+def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
+    """Partial sums f32 [splits, n, N] of one span; x f16 [n, K padded]."""
+    few = span.kind is RowKind.EXACT or len(x) <= products.MOST_ROWS
+    form = products.product if few else prefill.product
+    return form(x, packed_of(w), w.rows)
+
+
+def linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
+    return _linear(pointwise.half(x, packed_of(w).width), w, spans)
+
+
+def linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
+    return _linear_add(pointwise.half(x, packed_of(w).width), w, residual, spans)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, w: Weight, spans: Spans) -> Tensor:
+    return _linear(pointwise.norm(x, norm, eps, packed_of(w).width), w, spans)
+
+
+def norm_gated(x: Tensor, norm: Tensor, eps: float, w: Weight, act: str, spans: Spans) -> Tensor:
+    normed = pointwise.norm(x, norm, eps, packed_of(w).width)
+    return _gated(normed, w, act, None, spans)
+
+
+def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
+    qkv = norm_linear(x, layer.norm, layer.eps, layer.qkv, batch.spans)
+    attended = attention(qkv, kv, layer.args, batch, out_dtype=_fits(layer.output))
+    return _add(attended, layer.output, x, batch.spans)
+
+
+def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch) -> Tensor:
+    mixed = norm_linear(x, layer.norm, layer.eps, layer.mixed, batch.spans)
+    told = delta(mixed, state, layer.args, batch, out_dtype=_fits(layer.output))
+    return _add(told, layer.output, x, batch.spans)
+
+
+def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
+    normed = pointwise.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
+    inner = _gated(normed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
+    return _linear_add(inner, layer.down, x, spans)
+
+
+def _linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
+    """x f16 [T, K padded] -> f32 [T, N]."""
+    if len(spans) == 1:
+        return pointwise.finish(parts_of(x, w, spans[0]), residual=None, bias=w.bias)
+    out = torch.empty(len(x), w.rows, dtype=torch.float32, device=x.device)
+    for span in spans:
+        own = slice(span.start, span.stop)
+        parts = parts_of(x[own], w, span)
+        pointwise.finish(parts, residual=None, bias=w.bias, out=out[own])
+    return out
+
+
+def _linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
+    """x f16 [T, K padded]; overwrites and returns residual f32 [T, N]."""
+    for span in spans:
+        own = slice(span.start, span.stop)
+        parts = parts_of(x[own], w, span)
+        pointwise.finish(parts, residual=residual[own], bias=w.bias, out=residual[own])
+    return residual
+
+
+def _gated(x: Tensor, w: Weight, act: str, width: int | None, spans: Spans) -> Tensor:
+    pieces = [
+        pointwise.gated(parts_of(x[s.start : s.stop], w, s), w.bias, act, width) for s in spans
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _fits(w: Weight) -> torch.dtype:
+    """The form in which what feeds `w` is wanted: f16, if its rows need no padding."""
+    return torch.float16 if packed_of(w).width == w.cols else torch.float32
+
+
+def _add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
+    if x.dtype is torch.float32:
+        return linear_add(x, w, residual, spans)
+    return _linear_add(x, w, residual, spans)
