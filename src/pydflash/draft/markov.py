@@ -12,6 +12,7 @@ from pydflash.draft.config import DraftConfig
 from pydflash.draft.heads import Candidates, likely_path, normalised, settle
 from pydflash.draft.tensors import DraftTensors
 from pydflash.kernels.ref.pointwise import rms_norm
+from pydflash.kernels.upload import ints, upload
 
 Tensor = torch.Tensor
 
@@ -45,10 +46,11 @@ class MarkovHead:
         slots, width = found.tokens.shape
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
-        first = self._ops.embed(self._first, torch.from_numpy(previous.reshape(-1)))
-        second = self._ops.embed(self._second, torch.from_numpy(found.ids.flatten()))
+        device = self._ops.device
+        first = self._ops.embed(self._first, upload(previous.reshape(-1), device))
+        second = self._ops.embed(self._second, upload(found.ids.flatten(), device))
         first = first.view(slots, width, -1)
-        bias = (first @ second.view(slots, width, -1).mT).numpy()
+        bias = (first @ second.view(slots, width, -1).mT).cpu().numpy()
         pair = normalised(found.logits[:, None] + bias, found)
         return settle(found.tokens, pair, top_k, self._confidence(found, first, pair))
 
@@ -58,7 +60,8 @@ class MarkovHead:
         weight, bias = self._trust
         features = rms_norm(found.hidden, self._norm, self._eps)
         if self._trusts_previous:
-            before = torch.tensor([0, *likely_path(pair)[:-1]])
-            features = torch.cat((features, first[torch.arange(len(first)), before]), -1)
-        confidence: F32 = ((features * weight).sum(-1) + bias).sigmoid().numpy()
+            before = ints((0, *likely_path(pair)[:-1]), features.device)
+            slots = torch.arange(len(first), device=features.device)
+            features = torch.cat((features, first[slots, before]), -1)
+        confidence: F32 = ((features * weight).sum(-1) + bias).sigmoid().cpu().numpy()
         return confidence

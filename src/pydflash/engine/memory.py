@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydflash.config import StateConfig, StepConfig
+from pydflash.engine.graphs import TOKENS
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.base import Footprint
@@ -16,6 +17,8 @@ from pydflash.state.kv import page_bytes
 
 RESERVE_BYTES = 256 << 20
 """Left for what is not the model's: torch, the tokenizer, Python, the buffers of libraries."""
+GPU_RESERVE_BYTES = 512 << 20
+"""Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class MemoryPlan:
     logits: int
     drafter: int = 0  # its weights
     rings: int = 0  # what it remembers of every sequence
+    graphs: int = 0  # what captured steps keep of their results, and the places that padding writes
+    reserve: int = RESERVE_BYTES
 
     @property
     def kv(self) -> int:
@@ -54,7 +59,7 @@ class MemoryPlan:
     def lasting(self) -> int:
         """What is held from load on."""
         own = self.weights + self.decoded + self.rope + self.kv + self.recurrent
-        return own + self.drafter + self.rings
+        return own + self.drafter + self.rings + self.graphs
 
     @property
     def step(self) -> int:
@@ -75,11 +80,12 @@ class MemoryPlan:
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
             *([recurrent] if self.slots else []),
             *([drafter] if self.drafter else []),
+            *([f"captured steps {_mib(self.graphs)}"] if self.graphs else []),
             f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
             f"logits {_mib(self.logits)}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
             f"in all {_mib(self.lasting + self.step)} of {_mib(self.available)} free, "
-            f"reserve {_mib(RESERVE_BYTES)}",
+            f"reserve {_mib(self.reserve)}",
         ]
 
 
@@ -94,10 +100,12 @@ def plan_memory(
     nodes: int = 1,
     drafter: int = 0,
     rings: int = 0,
+    on_gpu: bool = False,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
     `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts.
+    `on_gpu`: steps are captured, and the reserve is a GPU's.
     """
     step = step or StepConfig()
     sequences = state.max_concurrency
@@ -109,14 +117,19 @@ def plan_memory(
     activations = (exact + step.prefill_chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
-    fixed += drafter + rings
-    room = available - fixed - RESERVE_BYTES
+    graphs, reserve = 0, RESERVE_BYTES
+    if on_gpu:
+        widths = [n for n in TOKENS if n < 2 * sequences * nodes]
+        graphs = sum(widths) * footprint.logits + page + slot
+        reserve = GPU_RESERVE_BYTES
+    fixed += drafter + rings + graphs
+    room = available - fixed - reserve
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
     each = sequences * page + PAGE_SIZE * footprint.position
     fits = max(0, room // each)
     if fits < 1:
         raise CapacityError(
-            f"the model needs {_mib(fixed)} and {_mib(RESERVE_BYTES)} of reserve, "
+            f"the model needs {_mib(fixed)} and {_mib(reserve)} of reserve, "
             f"{_mib(available)} are free; use a smaller model or quantisation, or free memory"
         )
     if state.max_ctx > model_ctx:
@@ -157,6 +170,8 @@ def plan_memory(
         logits=logits,
         drafter=drafter,
         rings=rings,
+        graphs=graphs,
+        reserve=reserve,
     )
 
 

@@ -162,11 +162,13 @@ class Recurrent:
 
     conv f32 [slots, W - 1, C] holds the last raw inputs of the convolution, oldest first;
     state f32 [slots, Hv, Dk, Dv]. Both are zero before a sequence's first token.
+    `buffers` is a backend's own: what it keeps with the layer from step to step, tapes at fixed addresses.
     """
 
     conv: Tensor
     state: Tensor
     tape: Tape | None = None
+    buffers: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -319,8 +321,15 @@ class OpTable:
         overwrite and return x
     delta_commit(recurrent, paths): repeat the state updates of accepted tokens from the tape, the same
         operations on the same operands: bit-equal to rows of one token each.
+    delta_commit_all(recurrents, paths): delta_commit of layers of one shape at once, where a backend can
     top(logits [M, V], k) -> values [M, K] descending, ids int64 [M, K], totals [M]: the K = min(k, V) best
         of each row (of equals the lower id first) and the row's logsumexp
+    argmax(logits [M, V]) -> tokens int32 [M] (of equals the lowest), values [M], sound bool [M]: whether the
+        row has neither NaN nor plus infinity; nothing else holds of a row that is not
+    shortlist(logits [M, V], k, knobs [M, 2], keys int64 [M]) -> values [M, K], ids int32 [M, K], marks
+        [M, K], totals [M]: the K best of each row by mark, which is the logit, or with noise logit /
+        temperature + gumbel, in f32. knobs are 1 / temperature and 1 for noise, else 0; keys are noise keys
+        (sampling/noise.py); totals are logsumexp(logit / temperature)
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
     """
@@ -344,12 +353,17 @@ class OpTable:
         "delta_layer"
     )
     delta_commit: Callable[[Recurrent, Paths], None] = Missing("delta_commit")
+    delta_commit_all: Callable[[Sequence[Recurrent], Paths], None] | None = None
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
+    argmax: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = Missing("argmax")
+    shortlist: Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]] = (
+        Missing("shortlist")
+    )
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

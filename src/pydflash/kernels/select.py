@@ -13,6 +13,7 @@ from pydflash.kernels.ops import Missing, OpTable
 from pydflash.kernels.ref import ops as ref_ops
 
 _BACKENDS = ("triton", "cpu", "ref")
+_ELSEWHERE = {"cpu": "triton", "cuda": "cpu"}  # the backend that is for other devices than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,10 @@ def explain(device: torch.device) -> list[str]:
 def obstacles(
     device: torch.device, formats: Iterable[str], ops: Iterable[str]
 ) -> dict[str, list[str]]:
-    """For each backend, what keeps it from running a model with weights of these formats that needs these
-    ops (names of OpTable fields) on `device`. Nothing: it can."""
-    return {name: _obstacles(name, device, formats, ops) for name in _BACKENDS}
+    """For each backend of such devices, what keeps it from running a model with weights of these formats
+    that needs these ops (names of OpTable fields). Nothing: it can."""
+    names = [name for name in _BACKENDS if name != _ELSEWHERE.get(device.type)]
+    return {name: _obstacles(name, device, formats, ops) for name in names}
 
 
 def _obstacles(

@@ -86,10 +86,12 @@ def nibbles(w, ASM: tl.constexpr):
 
 
 @triton.jit
-def fives(w, h, ASM: tl.constexpr):
-    """int32 [n, 16] and fifth bits int8 [n, 16], bit j for piece j, -> eight f16 of codes 0..31."""
+def fives(w, h, ODD: tl.constexpr, ASM: tl.constexpr):
+    """int32 [n, 16] and fifth bits int16 [n, 16] -> eight f16 of codes 0..31. Bit j is for piece j, or
+    bit 8 + j in an ODD unit."""
+    if ODD:
+        h = h >> 8
     if ASM:
-        h = h.to(tl.int16)
         v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
             """
             {

@@ -34,23 +34,29 @@ def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.cons
     block = (row // 64).to(tl.int64) * units + unit
     r = row % 64
     if KIND == _F16:
-        return tl.load(words_ptr + block * 8192 + r * 128 + k).to(tl.float32)
-    if KIND == _BYTE:
+        values = tl.load(words_ptr + block * 8192 + r * 128 + k).to(tl.float32)
+    elif KIND == _BYTE:
         half, j, c = k // 64, k % 64 // 16, k % 16
         word = tl.load(words_ptr + block * 2048 + half * 1024 + r * 16 + c)
         code = ((word >> (8 * j)) & 255).to(tl.float32) - 128.0
-        return code * _half_of(scales_ptr, block * 128 + half * 64 + r, j // 2)
-    j, c = k // 16, k % 16
-    at = block * 1024 + r * 16 + c
-    code = (tl.load(words_ptr + at) >> (4 * j)) & 15
-    if KIND == _FIVE:
-        code += ((tl.load(high_ptr + at).to(tl.int32) >> j) & 1) << 4
-    if KIND == _SIX:
-        code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
-        scale = _half_of(scales_ptr, block * 256 + j // 2 * 64 + r, j % 2)
-        return (code.to(tl.float32) - 32.0) * scale
-    s = block * 512 + j * 64 + r if KIND == _FINE else block * 256 + j // 2 * 64 + r
-    return code.to(tl.float32) * _half_of(scales_ptr, s, 0) - _half_of(scales_ptr, s, 1)
+        values = code * _half_of(scales_ptr, block * 128 + half * 64 + r, j // 2)
+    else:
+        j, c = k // 16, k % 16
+        at = block * 1024 + r * 16 + c
+        code = (tl.load(words_ptr + at) >> (4 * j)) & 15
+        if KIND == _FIVE:
+            pairs = (row // 64).to(tl.int64) * (units // 2) + unit // 2
+            fifths = tl.load(high_ptr + pairs * 1024 + r * 16 + c).to(tl.int32)
+            code += ((fifths >> (unit % 2 * 8 + j)) & 1) << 4
+        if KIND == _SIX:
+            code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
+            scale = _half_of(scales_ptr, block * 256 + j // 2 * 64 + r, j % 2)
+            values = (code.to(tl.float32) - 32.0) * scale
+        else:
+            s = block * 512 + j * 64 + r if KIND == _FINE else block * 256 + j // 2 * 64 + r
+            scale, low = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)
+            values = code.to(tl.float32) * scale - low
+    return values
 
 
 @triton.jit

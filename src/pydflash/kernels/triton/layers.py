@@ -67,12 +67,12 @@ def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
 def _linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
     """x f16 [T, K padded] -> f32 [T, N]."""
     if len(spans) == 1:
-        return pointwise.finish(parts_of(x, w, spans[0]), residual=None, bias=w.bias)
+        return _finish(parts_of(x, w, spans[0]), w)
     out = torch.empty(len(x), w.rows, dtype=torch.float32, device=x.device)
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)
-        pointwise.finish(parts, residual=None, bias=w.bias, out=out[own])
+        _finish(parts, w, out=out[own])
     return out
 
 
@@ -81,13 +81,22 @@ def _linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)
-        pointwise.finish(parts, residual=residual[own], bias=w.bias, out=residual[own])
+        _finish(parts, w, residual=residual[own], out=residual[own])
     return residual
 
 
+def _finish(
+    parts: Tensor, w: Weight, *, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    counts = packed_of(w).slot_counts
+    return pointwise.finish(parts, counts, residual=residual, bias=w.bias, out=out)
+
+
 def _gated(x: Tensor, w: Weight, act: str, width: int | None, spans: Spans) -> Tensor:
+    counts = packed_of(w).slot_counts
     pieces = [
-        pointwise.gated(parts_of(x[s.start : s.stop], w, s), w.bias, act, width) for s in spans
+        pointwise.gated(parts_of(x[s.start : s.stop], w, s), counts, w.bias, act, width)
+        for s in spans
     ]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

@@ -11,10 +11,11 @@ SIX           int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] sc
 BYTE          int32 [2, 64, 16]                                       [2, 64] scales of 32 and the next 32
 F16           f16 [64, 128]
 
-Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE).
+Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE keeps the
+fifth bits of two units in one int16 [64, 16], the even one's in the low byte; K is padded to pairs of units.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -50,17 +51,24 @@ class Planes:
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 
-def pack(tensor: QuantTensor) -> Planes:
-    """`tensor`'s data on the device where the planes are wanted. Rows and inputs are padded with zeros."""
+def grain_of(formats: Iterable[str]) -> int:
+    """Units of K that a weight of these formats is padded to and cut by."""
+    return 2 if any(name in _CODES and _CODES[name][0] == FIVE for name in formats) else 1
+
+
+def pack(tensor: QuantTensor, grain: int = 1) -> Planes:
+    """`tensor`'s data on the device where the planes are wanted. Rows and inputs, these to multiples of
+    `grain` units, are padded with zeros."""
     name = tensor.format.name
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    units = -(-tensor.cols // (UNIT * grain)) * grain
     if name not in _CODES:
-        return _pack_halves(tensor)
+        return _pack_halves(tensor, units)
     kind, codes_of = _CODES[name]
     step = max(TILE, _SLICE // tensor.cols // TILE * TILE)
     exponent = _exponent(tensor, codes_of, rows, step)
     pieces = [
-        _pack_slice(kind, codes_of, rows[i : i + step], tensor, exponent)
+        _pack_slice(kind, codes_of, rows[i : i + step], tensor, exponent, units)
         for i in range(0, len(rows), step)
     ]
     words, high, scales = (_cat(parts) for parts in zip(*pieces, strict=True))
@@ -95,10 +103,11 @@ def _pack_slice(
     rows: Tensor,
     tensor: QuantTensor,
     exponent: int,
+    units: int,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     n, cols = len(rows), tensor.cols
     codes, scales, minima = codes_of(rows.reshape(-1, tensor.format.block_bytes))
-    units, tiles = -(-cols // UNIT), -(-n // TILE)
+    tiles = -(-n // TILE)
     # A padded code counts for nothing: its scale is 0.
     codes = _padded(codes.view(n, cols), tiles * TILE, units * UNIT)
     group = cols // scales.view(n, -1).shape[1]
@@ -123,7 +132,9 @@ def _pack_slice(
     words = (low[..., 0::2] | (low[..., 1::2] << 4)).contiguous().view(torch.int32).squeeze(-1)
     high: Tensor | None = None
     if kind == FIVE:
-        high = _gathered(by_piece >> 4, 1)
+        fifth = _gathered(by_piece >> 4, 1)  # [tiles, units, 1, 64, 16]
+        both = torch.stack((fifth[:, 0::2], fifth[:, 1::2]), -1)
+        high = both.view(torch.int16).squeeze(-1)
     elif kind == SIX:
         top = by_piece >> 4
         both = torch.stack((_gathered(top[..., :4], 2), _gathered(top[..., 4:], 2)), -1)
@@ -139,11 +150,11 @@ def _gathered(fields: Tensor, width: int) -> Tensor:
     return out.view(torch.int8)
 
 
-def _pack_halves(tensor: QuantTensor) -> Planes:
+def _pack_halves(tensor: QuantTensor, units: int) -> Planes:
     """Anything else, as f16 with a power of two for each row (BF16 and F32 reach further than f16)."""
     values = dequantize(tensor).view(-1, tensor.cols)
     n = len(values)
-    units, tiles = -(-tensor.cols // UNIT), -(-n // TILE)
+    tiles = -(-n // TILE)
     largest = values.abs().amax(1)
     exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0).float()
     scaled = (values * torch.exp2(exponent)[:, None]).half()

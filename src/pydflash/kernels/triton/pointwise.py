@@ -1,7 +1,7 @@
 """Row by row between the products: norms, activations, and the sums of the products' partial results.
 
 Whatever feeds a product is written as f16 in rows padded with zeros to whole units, saturated at f16's
-largest number. Partial sums [splits, T, N] are always added in order, first to last.
+largest number. Partial sums [slots, T, N] are always added in order, first to last.
 """
 
 import torch
@@ -42,25 +42,27 @@ def half_kernel(x_ptr, out_ptr, x_stride, K, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_parts(parts_ptr, at, stride, SPLITS: tl.constexpr, mask):
-    """The partial sums at `at`, added in order."""
+def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
+    """The partial sums at `at` of rows `o`, added in order."""
     total = tl.load(parts_ptr + at, mask=mask, other=0.0)
-    for s in tl.static_range(1, SPLITS):
-        total += tl.load(parts_ptr + at + s * stride, mask=mask, other=0.0)
+    if SLOTS > 1:
+        counts = tl.load(counts_ptr + o, mask=mask, other=0)
+        for s in tl.static_range(1, SLOTS):
+            total += tl.load(parts_ptr + at + s * stride, mask=mask & (s < counts), other=0.0)
     return total
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def finish_kernel(
-    parts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
-    SPLITS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    parts_ptr, counts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
+    SLOTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out f32 [T, N] = residual + bias + the partial sums. Grid (T, blocks of N)."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < N
     at = i_t * N + o
-    y = sum_parts(parts_ptr, at, tokens.to(tl.int64) * N, SPLITS, mask)
+    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * N, SLOTS, mask)
     if HAS_BIAS:
         y += tl.load(bias_ptr + o, mask=mask, other=0.0)
     if HAS_RESIDUAL:
@@ -70,18 +72,18 @@ def finish_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def gated_kernel(
-    parts_ptr, bias_ptr, out_ptr, tokens, F, width,
-    SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, HALF: tl.constexpr,
+    parts_ptr, counts_ptr, bias_ptr, out_ptr, tokens, F, width,
+    SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, HALF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out [T, width] = act(gate) * up of partial sums [splits, T, 2F]. Grid (T, blocks of width)."""
+    """out [T, width] = act(gate) * up of partial sums [slots, T, 2F]. Grid (T, blocks of width)."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < F
     at = i_t * 2 * F + o
     stride = tokens.to(tl.int64) * 2 * F
-    gate = sum_parts(parts_ptr, at, stride, SPLITS, mask)
-    up = sum_parts(parts_ptr, at + F, stride, SPLITS, mask)
+    gate = sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS, mask)
+    up = sum_parts(parts_ptr, counts_ptr, F + o, at + F, stride, SLOTS, mask)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + o, mask=mask, other=0.0)
         up += tl.load(bias_ptr + F + o, mask=mask, other=0.0)
@@ -116,22 +118,29 @@ def half(x: Tensor, width: int) -> Tensor:
 
 
 def finish(
-    parts: Tensor, *, residual: Tensor | None, bias: Tensor | None, out: Tensor | None = None
+    parts: Tensor,
+    counts: Tensor,
+    *,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Partial sums f32 [splits, T, N] -> f32 [T, N], plus a residual and a bias."""
-    splits, T, N = parts.shape
-    if splits == 1 and residual is None and bias is None and out is None:
+    """Partial sums f32 [slots, T, N], counts int32 [N] of each row, -> f32 [T, N], plus a residual and a
+    bias."""
+    slots, T, N = parts.shape
+    if slots == 1 and residual is None and bias is None and out is None:
         return parts[0]
     if out is None:
         out = torch.empty(T, N, dtype=torch.float32, device=parts.device)
     finish_kernel[(T, triton.cdiv(N, 512))](
         parts,
+        counts,
         parts if residual is None else residual,
         parts if bias is None else bias,
         out,
         T,
         N,
-        SPLITS=splits,
+        SLOTS=slots,
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         BLOCK=512,
@@ -140,9 +149,11 @@ def finish(
     return out
 
 
-def gated(parts: Tensor, bias: Tensor | None, act: str, width: int | None) -> Tensor:
-    """Partial sums f32 [splits, T, 2F] -> act(gate) * up: f16 [T, width], or f32 [T, F] without a width."""
-    splits, T, N = parts.shape
+def gated(
+    parts: Tensor, counts: Tensor, bias: Tensor | None, act: str, width: int | None
+) -> Tensor:
+    """Partial sums f32 [slots, T, 2F] -> act(gate) * up: f16 [T, width], or f32 [T, F] without a width."""
+    slots, T, N = parts.shape
     if act not in _ACTS:
         raise UnsupportedError(f"unknown activation {act!r}")
     F = N // 2
@@ -150,12 +161,13 @@ def gated(parts: Tensor, bias: Tensor | None, act: str, width: int | None) -> Te
     out = torch.empty(T, F if width is None else width, dtype=dtype, device=parts.device)
     gated_kernel[(T, triton.cdiv(out.shape[1], 512))](
         parts,
+        counts,
         parts if bias is None else bias,
         out,
         T,
         F,
         out.shape[1],
-        SPLITS=splits,
+        SLOTS=slots,
         HAS_BIAS=bias is not None,
         ACT=_ACTS[act],
         HALF=width is not None,

@@ -53,7 +53,10 @@ def decode_kernel(
         at = block * 1024 + r[:, None] * 16 + c
         w = tl.load(words_ptr + at)
         if KIND == _FIVE:
-            v0, v1, v2, v3, v4, v5, v6, v7 = fives(w, tl.load(high_ptr + at), ASM)
+            pairs = (tile0 + i_tile).to(tl.int64) * (units // 2) + unit // 2
+            h = tl.load(high_ptr + pairs * 1024 + r[:, None] * 16 + c)
+            h = (h >> (unit % 2 * 8)).to(tl.int16)
+            v0, v1, v2, v3, v4, v5, v6, v7 = fives(w, h, False, ASM)
         elif KIND == _SIX:
             v0, v1, v2, v3, v4, v5, v6, v7 = sixes(w, tl.load(high_ptr + at), ASM)
         else:

@@ -1,10 +1,13 @@
 """Products of exact rows: y[t] = W x[t], W streamed once however many rows there are.
 
-A program takes one or two tiles of 64 weight rows, a fixed range of K, and up to 64 tokens; weights are the
-left operand of the matrix units, decoded in registers, and every sum runs in the order of K. Nothing about
-the number of tokens enters that order, so a row's bits are its own. Partial sums of the ranges of K are
+The work, blocks of weight rows times units of K, is one line cut into equal ranges, one for each program
+(Stream-K, Osama et al. 2023), so that no multiprocessor waits for another; weights are the left operand of
+the matrix units, decoded in registers. Every sum runs in the order of K, and where the line is cut depends on
+the weight alone, never on the number of tokens, so a row's bits are its own. The partial sums of a row are
 added in order by whoever reads them (`pointwise`).
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -29,160 +32,167 @@ _BYTE = tl.constexpr(decode.BYTE)
 
 
 @triton.jit
-def _eight(acc, v0, v1, v2, v3, v4, v5, v6, v7, s0, s1, s2, s3, x, x_mask, IS_AFFINE: tl.constexpr):
-    """acc plus eight pieces times their inputs. s: int32 [n] of (scale, minimum) for two pieces, or of
-    two scales for one piece each."""
-    x0 = tl.load(x, mask=x_mask, other=0.0)
-    x1 = tl.load(x + 16, mask=x_mask, other=0.0)
-    x2 = tl.load(x + 32, mask=x_mask, other=0.0)
-    x3 = tl.load(x + 48, mask=x_mask, other=0.0)
-    x4 = tl.load(x + 64, mask=x_mask, other=0.0)
-    x5 = tl.load(x + 80, mask=x_mask, other=0.0)
-    x6 = tl.load(x + 96, mask=x_mask, other=0.0)
-    x7 = tl.load(x + 112, mask=x_mask, other=0.0)
-    a, b = pair(s0)
-    acc = tl.dot(v0 * a - b if IS_AFFINE else v0 * a, x0, acc)
-    acc = tl.dot(v1 * a - b if IS_AFFINE else v1 * b, x1, acc)
-    a, b = pair(s1)
-    acc = tl.dot(v2 * a - b if IS_AFFINE else v2 * a, x2, acc)
-    acc = tl.dot(v3 * a - b if IS_AFFINE else v3 * b, x3, acc)
-    a, b = pair(s2)
-    acc = tl.dot(v4 * a - b if IS_AFFINE else v4 * a, x4, acc)
-    acc = tl.dot(v5 * a - b if IS_AFFINE else v5 * b, x5, acc)
-    a, b = pair(s3)
-    acc = tl.dot(v6 * a - b if IS_AFFINE else v6 * a, x6, acc)
-    acc = tl.dot(v7 * a - b if IS_AFFINE else v7 * b, x7, acc)
-    return acc
+def _beside(a, b):
+    """[n, k] and [n, k] -> [n, 2k]. Nothing moves: a thread's registers are only told apart anew."""
+    rows: tl.constexpr = a.shape[0]
+    cols: tl.constexpr = 2 * a.shape[1]
+    return tl.join(a, b).permute(0, 2, 1).reshape(rows, cols)
+
+
+@triton.jit
+def _unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
+    """f16 [n, 128]: eight pieces of codes scaled. At s stand the unit's scales, int32 [n] 64 apart."""
+    if KIND == _FINE:
+        a, b = pair(tl.load(s))
+        v0 = v0 * a - b
+        a, b = pair(tl.load(s + 64))
+        v1 = v1 * a - b
+        a, b = pair(tl.load(s + 128))
+        v2 = v2 * a - b
+        a, b = pair(tl.load(s + 192))
+        v3 = v3 * a - b
+        a, b = pair(tl.load(s + 256))
+        v4 = v4 * a - b
+        a, b = pair(tl.load(s + 320))
+        v5 = v5 * a - b
+        a, b = pair(tl.load(s + 384))
+        v6 = v6 * a - b
+        a, b = pair(tl.load(s + 448))
+        v7 = v7 * a - b
+    elif KIND == _BYTE:
+        a, b = pair(tl.load(s))
+        v0, v1, v2, v3 = v0 * a, v1 * a, v2 * b, v3 * b
+        a, b = pair(tl.load(s + 64))
+        v4, v5, v6, v7 = v4 * a, v5 * a, v6 * b, v7 * b
+    elif KIND == _SIX:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a, v1 * b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a, v3 * b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a, v5 * b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a, v7 * b
+    else:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a - b, v1 * a - b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a - b, v3 * a - b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a - b, v5 * a - b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a - b, v7 * a - b
+    low = _beside(_beside(v0, v1), _beside(v2, v3))
+    return _beside(low, _beside(_beside(v4, v5), _beside(v6, v7)))
 
 
 @triton.jit
 def _tile(
-    words_ptr, high_ptr, scales_ptr, i_tile, tiles, units, first, count, x_ptr, x_stride, o_t, t_mask,
+    words_ptr, high_ptr, scales_ptr, row0, tiles, units, first, count, x_ptr, x_stride, o_t, t_mask,
     KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """f32 [BLOCK_N, BLOCK_T]: rows of the tiles from `i_tile` on, over `count` units from `first` on."""
-    o_r = tl.arange(0, BLOCK_N)
-    # The last program may reach past the last tile: it reads that one again and stores nothing of it.
-    tile = tl.minimum(i_tile + o_r // 64, tiles - 1).to(tl.int64)
+    """f32 [BLOCK_N, BLOCK_T]: rows from `row0` on, over `count` units from `first` on."""
+    o_r = row0 + tl.arange(0, BLOCK_N)
+    # A block may reach past the last tile: it reads that one again and stores nothing of it.
+    tile = tl.minimum(o_r // 64, tiles - 1).to(tl.int64)
     unit = tile * units + first
     row = o_r % 64
     o_c = tl.arange(0, 16)
+    o_k = tl.arange(0, 128)
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    x = x_ptr + o_c[:, None] + (o_t * x_stride)[None, :] + first * 128
+    x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
     x_mask = t_mask[None, :]
+    words: tl.constexpr = 2048 if KIND == _BYTE else 1024
+    scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
+    w = words_ptr + (unit * words + row * 16)[:, None] + o_c[None, :]
+    s = scales_ptr + unit * scales + row
     if KIND == _F16:
-        o_k = tl.arange(0, 64)
         w = words_ptr + (unit * 8192 + row * 128)[:, None] + o_k[None, :]
-        x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
         for _ in tl.range(count, num_stages=STAGES):
             acc = tl.dot(tl.load(w), tl.load(x, mask=x_mask, other=0.0), acc)
-            acc = tl.dot(tl.load(w + 64), tl.load(x + 64, mask=x_mask, other=0.0), acc)
             w += 8192
             x += 128
-    elif KIND == _BYTE:
-        w = words_ptr + (unit * 2048 + row * 16)[:, None] + o_c[None, :]
-        s = scales_ptr + unit * 128 + row
-        for _ in tl.range(2 * count, num_stages=STAGES):
-            v0, v1, v2, v3 = octets(tl.load(w), ASM)
-            a, b = pair(tl.load(s))
-            acc = tl.dot(v0 * a, tl.load(x, mask=x_mask, other=0.0), acc)
-            acc = tl.dot(v1 * a, tl.load(x + 16, mask=x_mask, other=0.0), acc)
-            acc = tl.dot(v2 * b, tl.load(x + 32, mask=x_mask, other=0.0), acc)
-            acc = tl.dot(v3 * b, tl.load(x + 48, mask=x_mask, other=0.0), acc)
-            w += 1024
-            s += 64
-            x += 64
-    elif KIND == _FINE:
-        w = words_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
-        s = scales_ptr + unit * 512 + row
-        for _ in tl.range(count, num_stages=STAGES):
-            v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
-            a, b = pair(tl.load(s))
-            acc = tl.dot(v0 * a - b, tl.load(x, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 64))
-            acc = tl.dot(v1 * a - b, tl.load(x + 16, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 128))
-            acc = tl.dot(v2 * a - b, tl.load(x + 32, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 192))
-            acc = tl.dot(v3 * a - b, tl.load(x + 48, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 256))
-            acc = tl.dot(v4 * a - b, tl.load(x + 64, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 320))
-            acc = tl.dot(v5 * a - b, tl.load(x + 80, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 384))
-            acc = tl.dot(v6 * a - b, tl.load(x + 96, mask=x_mask, other=0.0), acc)
-            a, b = pair(tl.load(s + 448))
-            acc = tl.dot(v7 * a - b, tl.load(x + 112, mask=x_mask, other=0.0), acc)
-            w += 1024
+    elif KIND == _FIVE:
+        h = high_ptr + (unit // 2 * 1024 + row * 16)[:, None] + o_c[None, :]
+        for _ in tl.range(count // 2, num_stages=STAGES):
+            b_x = tl.load(x, mask=x_mask, other=0.0)
+            fifths = tl.load(h)
+            v0, v1, v2, v3, v4, v5, v6, v7 = fives(tl.load(w), fifths, False, ASM)
+            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND), b_x, acc)
+            b_x = tl.load(x + 128, mask=x_mask, other=0.0)
+            v0, v1, v2, v3, v4, v5, v6, v7 = fives(tl.load(w + 1024), fifths, True, ASM)
+            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s + 256, KIND), b_x, acc)
+            h += 1024
+            w += 2048
             s += 512
-            x += 128
+            x += 256
     else:
-        w = words_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
-        s = scales_ptr + unit * 256 + row
-        if KIND != _NIBBLE:
+        if KIND == _SIX:
             h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
-            b_w = tl.load(w)
-            s0 = tl.load(s)
-            s1 = tl.load(s + 64)
-            s2 = tl.load(s + 128)
-            s3 = tl.load(s + 192)
-            if KIND == _NIBBLE:
-                v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(b_w, ASM)
-            elif KIND == _FIVE:
-                v0, v1, v2, v3, v4, v5, v6, v7 = fives(b_w, tl.load(h), ASM)
+            b_x = tl.load(x, mask=x_mask, other=0.0)
+            if KIND == _BYTE:
+                v0, v1, v2, v3 = octets(tl.load(w), ASM)
+                v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
+            elif KIND == _SIX:
+                v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
                 h += 1024
             else:
-                v0, v1, v2, v3, v4, v5, v6, v7 = sixes(b_w, tl.load(h), ASM)
-                h += 1024
-            acc = _eight(
-                acc, v0, v1, v2, v3, v4, v5, v6, v7, s0, s1, s2, s3, x, x_mask, KIND != _SIX
-            )
-            w += 1024
-            s += 256
+                v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
+            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND), b_x, acc)
+            w += words
+            s += scales
             x += 128
     return acc
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def product_kernel(
-    x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, per,
+    x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, grains, work,
     words0_ptr, high0_ptr, scales0_ptr, tiles0, rows0,
     words1_ptr, high1_ptr, scales1_ptr, tiles1, rows1,
-    KIND0: tl.constexpr, KIND1: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    STAGES: tl.constexpr, ASM: tl.constexpr,
+    KIND0: tl.constexpr, KIND1: tl.constexpr, CUT_N: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, GRAIN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """out f32 [splits, T, N] = partial sums of W x. Grid (programs of tiles, splits, blocks of T)."""
-    i_n, i_s, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first = i_s * per
-    count = tl.minimum(per, units - first)
+    """out f32 [slots, T, N] = partial sums of W x. Grid (parts of a block, ranges, blocks of T): programs
+    do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times grains of K."""
+    i_p, i_g, ranges, i_t = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     o_t = i_t * BLOCK_T + tl.arange(0, BLOCK_T)
     t_mask = o_t < tokens
-    step: tl.constexpr = BLOCK_N // 64
-    programs0 = tl.cdiv(tiles0, step)
-    if i_n < programs0:
-        acc = _tile(
-            words0_ptr, high0_ptr, scales0_ptr, i_n * step, tiles0, units, first, count,
-            x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
-        )  # fmt: skip
-        o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        _store(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, i_s, tokens, rows, o_t, t_mask)
-    elif KIND1 != 0:
-        i_n -= programs0
-        acc = _tile(
-            words1_ptr, high1_ptr, scales1_ptr, i_n * step, tiles1, units, first, count,
-            x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
-        )  # fmt: skip
-        o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        _store(acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, i_s, tokens, rows, o_t, t_mask)
+    blocks0 = tl.cdiv(tiles0 * 64, CUT_N)
+    at = i_g * work // ranges
+    end = (i_g + 1) * work // ranges
+    while at < end:
+        block = at // grains
+        first = at - block * grains
+        count = tl.minimum(grains - first, end - at)
+        # Ranges before this one that reach into the block: the partial sums' place in the order.
+        slot = i_g - ((block * grains + 1) * ranges - 1) // work
+        if block < blocks0:
+            row0 = block * CUT_N + i_p * BLOCK_N
+            acc = _tile(
+                words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first * GRAIN, count * GRAIN,
+                x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
+            )  # fmt: skip
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            _store(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+        elif KIND1 != 0:
+            row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
+            acc = _tile(
+                words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first * GRAIN, count * GRAIN,
+                x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
+            )  # fmt: skip
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            _store(acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+        at += count
 
 
 @triton.jit
-def _store(acc, o_n, count, row0, out_ptr, row_scale_ptr, i_s, tokens, rows, o_t, t_mask):
+def _store(acc, o_n, count, row0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask):
     n_mask = o_n < count
     scale = tl.load(row_scale_ptr + row0 + o_n, mask=n_mask, other=0.0)
-    line = (i_s * tokens + o_t).to(tl.int64) * rows
+    line = (slot * tokens + o_t).to(tl.int64) * rows
     out = out_ptr + line[None, :] + (row0 + o_n)[:, None]
     tl.store(out, acc * scale[:, None], mask=n_mask[:, None] & t_mask[None, :])
 
@@ -192,24 +202,41 @@ def uses_assembly() -> bool:
     return not interpreting() and torch.version.hip is None
 
 
-def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
-    """x f16 [T, K padded] -> f32 [splits, T, N], the partial sums of W x in order of K."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a launch is made: rows of a program, pipeline depth, warps. Changes no bit."""
+
+    block_n: int
+    stages: int
+    warps: int
+
+
+def form_of(packed: Packed, block_t: int) -> Form:
+    """The form for so many tokens, as measured on an H200 (benchmarks/)."""
+    if block_t <= 8:
+        return Form(64, 3, 2)
+    fives = any(s.planes.kind == decode.FIVE for s in packed.segments)
+    return Form(packed.cut.block_n, 3, 8 if packed.cut.block_n == 128 and fives else 4)
+
+
+def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> Tensor:
+    """x f16 [T, K padded] -> f32 [slots, T, N], the partial sums of W x in order of K.
+
+    Row n has `packed.slot_counts[n]` of them; those beyond are not written.
+    """
     T = x.shape[0]
-    out = torch.empty(packed.splits, T, rows, dtype=torch.float32, device=x.device)
-    per = -(-packed.units // packed.splits)
-    block_t = 16 if T <= 16 else 32 if T <= 32 else 64
-    row0 = 0
-    segments = packed.segments
-    for at in range(0, len(segments), 2):
-        pieces = segments[at : at + 2]
-        tiles = [s.tiles for s in pieces]
-        # NOTE: wider blocks of FIVE go through shared memory and back (Triton 3.6).
-        wide = all(s.planes.kind != decode.FIVE for s in pieces)
-        block_n = 128 if wide and sum(tiles) * packed.splits >= 512 else 64
-        programs = sum(-(-t // (block_n // 64)) for t in tiles)
-        arguments = [p for s in pieces for p in (s.planes.words, s.planes.high, s.planes.scales)]
-        first, second = arguments[:3], arguments[3:] or arguments[:3]
-        product_kernel[(programs, packed.splits, -(-T // block_t))](
+    cut = packed.cut
+    out = torch.empty(packed.slots, T, rows, dtype=torch.float32, device=x.device)
+    block_t = 8 if T <= 8 else 16 if T <= 16 else 32 if T <= 32 else 64
+    form = form or form_of(packed, block_t)
+    for pieces, ranges, work in packed.launches:
+        row0 = pieces[0].row0
+        planes = [
+            x if p is None else p
+            for s in (pieces[0], pieces[-1])
+            for p in (s.planes.words, s.planes.high, s.planes.scales)
+        ]
+        product_kernel[(cut.block_n // form.block_n, ranges, -(-T // block_t))](
             x,
             out[:, :, row0:],
             packed.row_scale[row0:],
@@ -217,20 +244,22 @@ def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
             T,
             rows,
             packed.units,
-            per,
-            *(x if a is None else a for a in first),
-            tiles[0],
+            packed.units // packed.grain,
+            work,
+            *planes[:3],
+            pieces[0].tiles,
             pieces[0].planes.rows,
-            *(x if a is None else a for a in second),
-            tiles[-1],
+            *planes[3:],
+            pieces[-1].tiles,
             pieces[-1].planes.rows,
             KIND0=pieces[0].planes.kind,
             KIND1=pieces[1].planes.kind if len(pieces) > 1 else 0,
-            BLOCK_N=block_n,
+            CUT_N=cut.block_n,
+            BLOCK_N=form.block_n,
             BLOCK_T=block_t,
-            STAGES=4,
+            STAGES=form.stages,
+            GRAIN=packed.grain,
             ASM=uses_assembly(),
-            num_warps=4,
+            num_warps=form.warps,
         )
-        row0 += sum(s.planes.rows for s in pieces)
     return out

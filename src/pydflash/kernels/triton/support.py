@@ -21,6 +21,8 @@ def unavailable(device: torch.device) -> str | None:
         return "Triton is not installed; it comes with torch's builds for GPUs"
     if device.type != "cuda" or not torch.cuda.is_available():
         return "these kernels are for GPUs" if device.type == "cpu" else f"torch sees no {device}"
+    if interpreting():
+        return "TRITON_INTERPRET=1 has Triton run on the CPU"
     found = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and found < OLDEST:
         return (

@@ -7,7 +7,8 @@ from typing import cast
 import torch
 
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.pack import TILE, UNIT, Planes, pack
+from pydflash.kernels.triton.decode import FIVE
+from pydflash.kernels.triton.pack import TILE, UNIT, Planes, grain_of, pack
 from pydflash.quant.tensor import QuantTensor, cat_rows
 
 Tensor = torch.Tensor
@@ -25,15 +26,37 @@ class Segment:
         return -(-self.planes.rows // TILE)
 
 
+MOST_RANGES = 396
+"""Three programs for each multiprocessor of an H200; not read off the device, so that sums are everywhere
+the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a weight's work is cut: rows of a block, and ranges. Part of the order of its sums, so chosen by
+    the weight's shape alone."""
+
+    block_n: int
+    ranges: int
+
+
+Launch = tuple[tuple[Segment, ...], int, int]
+"""Up to two segments, the ranges that their work is cut into, and the work: blocks of rows times units."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """`units` of 128 inputs make K, padded. The reduction over them is cut into `splits` equal ranges,
-    a number that depends on the weight's shape alone: the order of a sum never depends on the step."""
+    """`units` of 128 inputs make K, padded; the work is cut between `grain` units. `slots`: partial sums of a
+    row, at most."""
 
     segments: tuple[Segment, ...]
     row_scale: Tensor  # f32 [N]
     units: int
-    splits: int
+    grain: int
+    cut: Cut
+    launches: tuple[Launch, ...]
+    slot_counts: Tensor  # int32 [N]
+    slots: int
 
     @property
     def width(self) -> int:
@@ -45,18 +68,13 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     """Pack `parts` on `device`; their data may be anywhere and can be dropped afterwards."""
     segments: list[Segment] = []
     rows = nbytes = 0
+    grain = grain_of(p.format.name for p in parts)
     for run in _runs(parts):
-        planes = pack(run.to(device))
+        planes = pack(run.to(device), grain)
         segments.append(Segment(row0=rows, planes=planes))
         rows += planes.rows
         nbytes += planes.nbytes
-    units = -(-parts[0].cols // UNIT)
-    packed = Packed(
-        segments=tuple(segments),
-        row_scale=torch.cat([s.planes.row_scale for s in segments]),
-        units=units,
-        splits=_splits(sum(s.tiles for s in segments), units),
-    )
+    packed = assemble(segments, -(-parts[0].cols // (UNIT * grain)) * grain)
     return Weight(
         rows=rows,
         cols=parts[0].cols,
@@ -68,8 +86,53 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     )
 
 
+def assemble(segments: Sequence[Segment], units: int, cut: Cut | None = None) -> Packed:
+    """The record of packed segments, in order of rows, and how their work is cut."""
+    kinds = [s.planes.kind for s in segments]
+    grain = 2 if FIVE in kinds else 1
+    grains = units // grain
+    cut = cut or cut_of(sum(s.tiles for s in segments), grains)
+    launches: list[Launch] = []
+    counts: list[Tensor] = []
+    for i in range(0, len(segments), 2):
+        pieces = tuple(segments[i : i + 2])
+        blocks = sum(-(-s.tiles * TILE // cut.block_n) for s in pieces)
+        work = blocks * grains
+        ranges = min(cut.ranges, work)
+        launches.append((pieces, ranges, work))
+        # Range g begins at g * work // ranges; so many begin before a block ends and after it begins.
+        block = torch.arange(blocks)
+        first = ((block * grains + 1) * ranges - 1) // work
+        last = ((block + 1) * grains * ranges - 1) // work
+        by_block = (last - first + 1).int().repeat_interleave(cut.block_n)
+        at = 0
+        for s in pieces:
+            counts.append(by_block[at : at + s.planes.rows])
+            at += -(-s.tiles * TILE // cut.block_n) * cut.block_n
+    slot_counts = torch.cat(counts)
+    row_scale = torch.cat([s.planes.row_scale for s in segments])
+    return Packed(
+        segments=tuple(segments),
+        row_scale=row_scale,
+        units=units,
+        grain=grain,
+        cut=cut,
+        launches=tuple(launches),
+        slot_counts=slot_counts.to(row_scale.device),
+        slots=int(slot_counts.max()),
+    )
+
+
+def cut_of(tiles: int, grains: int) -> Cut:
+    """The cut of a weight of so many tiles of 64 rows."""
+    block_n = 64 if tiles < 2 else 128
+    work = -(-tiles * TILE // block_n) * grains
+    # A range is four grains or more: less, and filling the pipeline costs more than it saves.
+    return Cut(block_n, max(1, min(MOST_RANGES, work // 4)))
+
+
 def packed_of(weight: Weight) -> Packed:
-    return cast(Packed, weight.packed)
+    return cast("Packed", weight.packed)
 
 
 def _runs(parts: Sequence[QuantTensor]) -> list[QuantTensor]:
@@ -81,14 +144,3 @@ def _runs(parts: Sequence[QuantTensor]) -> list[QuantTensor]:
         else:
             runs.append([part])
     return [run[0] if len(run) == 1 else cat_rows(run) for run in runs]
-
-
-def _splits(tiles: int, units: int) -> int:
-    """Ranges of K, so that there are some thousand programs of one tile and a range is 4 units at least."""
-    wanted = max(1, -(-512 // tiles))
-    splits = max(1, min(wanted, units // 4))
-    # Ranges of equal length, where that costs no more than half as many again.
-    for more in range(splits, splits + splits // 2 + 1):
-        if units % more == 0:
-            return more
-    return splits
