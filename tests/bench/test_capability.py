@@ -43,7 +43,7 @@ def test_the_table_tells_what_was_left_out_and_what_went_wrong() -> None:
     bad = Area(name="agent_recorded", cases=2, requests=9, seconds=1, left_out=5, problems=["oh"])
     lines = markdown([good, bad])
     assert "| smoke | 3 | 3 | 2 | 0 | 2 | 0 |" in lines
-    assert "| agent_recorded | 2 (of 7) | 9 | not judged | 0 | 1 | 1 |" in lines
+    assert "| agent_recorded | 2 (5 too long) | 9 | not judged | 0 | 1 | 1 |" in lines
     assert lines[-1] == "- oh"
     assert markdown([good])[-1] == "- Every request was answered in full."
 

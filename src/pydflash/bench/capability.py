@@ -175,7 +175,7 @@ def markdown(areas: Sequence[Area]) -> list[str]:
     lines = ["| area | cases | requests | passed | with a stored prefix | seconds | problems |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|")
     for a in areas:
-        cases = f"{a.cases} (of {a.cases + a.left_out})" if a.left_out else f"{a.cases}"
+        cases = f"{a.cases} ({a.left_out} too long)" if a.left_out else f"{a.cases}"
         passed = "not judged" if a.passed is None else f"{a.passed}"
         lines.append(
             f"| {a.name} | {cases} | {a.requests} | {passed} | {a.cached} | {a.seconds:.0f} | "

@@ -55,9 +55,9 @@ def load(
     def tell(figures: "LoadFigures") -> None:
         print(load_report.progress_line(figures), file=sys.stderr)
 
+    head = _head(path, threads, options, note)
     with LiveServer(path, options) as server:
         figures = run_load(server, clients=clients, seconds=seconds, seed=seed, tell=tell)
-    head = _head(path, threads, options, note)
     text = load_report.markdown(figures, head)
     print(text)
     _save_json(json, "load", lambda: head | load_report.to_json(figures))
@@ -89,6 +89,7 @@ def overhead(
     path = catalog.resolve(model)
     rig = make_rig(path, depth + answer + 1, threads, "f16", ops)
     options = ["--max-ctx", str(rig.ctx), "--no-speculation", *_engine(rig.threads, ops)]
+    head = _head(path, rig.threads, options, note)
     with LiveServer(path, options) as server:
         found = measure_overhead(rig, server, answer=answer, depth=depth, rounds=rounds)
     told = found.to_json()
@@ -99,7 +100,6 @@ def overhead(
         f"Over HTTP, of the engine's, median of the rounds' own ratios: {found.ratio:.3f} "
         f"(from {min(found.ratios):.3f} to {max(found.ratios):.3f}; {LEAST} is wanted).",
     ]
-    head = _head(path, rig.threads, options, note)
     text = _section(head, lines)
     print(text)
     _save_json(json, "overhead", lambda: head | told)
@@ -128,6 +128,7 @@ def turns(
     path = catalog.resolve(model)
     ctx = -(-(tokens + 256) // 32) * 32
     options = ["--max-ctx", str(ctx), "--max-concurrency", "2", *_engine(threads, ops)]
+    head = _head(path, threads, options, note)
     with LiveServer(path, options) as server:
         found = measured.measure_turns(server, tokens=tokens, rounds=rounds)
     lines = ["| prompt | first turn begins | second turn begins | cached | sooner |"]
@@ -139,7 +140,6 @@ def turns(
     ]
     least = measured.LEAST
     lines += ["", f"Median: {measured.sooner(found):.1f}x sooner ({least:.0f}x is wanted)."]
-    head = _head(path, threads, options, note)
     text = _section(head, lines)
     print(text)
     body = {"turns": [t.to_json() for t in found], "sooner": measured.sooner(found), "least": least}
@@ -177,11 +177,11 @@ def lucebench(
     version = capability.require_lucebench()
     path = catalog.resolve(model)
     options = ["--max-ctx", str(max_ctx), "--max-concurrency", "2", *_engine(threads, ops)]
+    head = _head(path, threads, options, note) | {"lucebench": version, "max_tokens": max_tokens}
     with LiveServer(path, options) as server:
         found = capability.run_areas(
             server, names, questions=questions, max_tokens=max_tokens, max_ctx=max_ctx
         )
-    head = _head(path, threads, options, note) | {"lucebench": version, "max_tokens": max_tokens}
     text = _section(head, [f"lucebench {version}.", "", *capability.markdown(found)])
     print(text)
     _save_json(json, "lucebench", lambda: head | {"areas": [a.to_json() for a in found]})
