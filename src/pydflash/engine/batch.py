@@ -61,6 +61,7 @@ def gather(work: Many[RowWork]) -> Columns:
 
 def _append(cols: Columns, r: int, w: RowWork) -> None:
     base, first = w.state.length, len(cols.tokens)
+    places = [w.state.place(base + i) for i in range(w.tokens)]
     if w.proposal is not None:
         nodes = w.proposal
         count = len(nodes.tokens)
@@ -68,7 +69,7 @@ def _append(cols: Columns, r: int, w: RowWork) -> None:
         cols.positions += [base + d for d in nodes.depth]
         cols.parents += [first + p if p >= 0 else -1 for p in nodes.parents]
         cols.logit_rows += range(first, first + count)
-        cols.ancestors += [[w.state.place(base + n) for n in nodes.path(i)] for i in range(count)]
+        cols.ancestors += _paths(nodes.parents, places)
     else:
         sequence = w.row.sequence
         count = w.row.count
@@ -78,12 +79,19 @@ def _append(cols: Columns, r: int, w: RowWork) -> None:
         if wants_logits(w.row):
             cols.logit_rows.append(first + count - 1)
         if w.row.phase is Phase.RECOMPUTE:
-            places = [w.state.place(base + i) for i in range(count)]
             cols.ancestors += [places[: i + 1] for i in range(count)]
         else:
             cols.ancestors += [[]] * count
     cols.row_of += [r] * count
-    cols.write_slots += [w.state.place(base + i) for i in range(count)]
+    cols.write_slots += places
+
+
+def _paths(parents: Many[int], places: list[int]) -> list[list[int]]:
+    """Of every node, the places of its ancestors and itself from the root on."""
+    paths: list[list[int]] = []
+    for parent, place in zip(parents, places, strict=True):
+        paths.append([*paths[parent], place] if parent >= 0 else [place])
+    return paths
 
 
 def wants_logits(row: Row) -> bool:

@@ -4,6 +4,7 @@ A dozen small copies to a GPU would cost more than a layer of the network, and a
 inputs from fixed places: so everything lies in one int32 buffer, in the order of `StepShape.sizes`.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,7 +95,9 @@ class Columns:
         for table in self.tables:
             rest += table
             rest += [0] * (shape.pages - len(table))
-        flat[wide:] = rest
+        flat[wide:] = np.frombuffer(
+            array("i", rest), np.int32
+        )  # three times as fast as from a list
         return flat
 
     def pad(self, tokens: int, rows: int, scratch: "Scratch") -> None:

@@ -4,6 +4,7 @@ What the work returns lies at fixed places, good until the same recorder capture
 graphs share one pool of memory, and none runs beside another.
 """
 
+import gc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,10 +47,14 @@ class GraphRecorder:
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            results = work()
+        gc.freeze()  # torch collects garbage first: a second each time, over a large vocabulary
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                results = work()
+        finally:
+            gc.unfreeze()
         return graph.replay, results
 
 

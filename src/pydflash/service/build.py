@@ -26,6 +26,7 @@ from pydflash.engine.states import States, layer_states
 from pydflash.errors import CheckpointError, ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
+from pydflash.kernels.upload import end_pushes
 from pydflash.models.load import describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
 from pydflash.service.placement import (
@@ -152,6 +153,7 @@ def load(
     drafter, rings = None, None
     if drafting is not None:
         drafter, rings = build_drafter(drafting, checkpoint, model, ops, sequences)
+    end_pushes()
     if not ops.borrows:
         checkpoint.release()
     _trim()

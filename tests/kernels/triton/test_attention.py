@@ -141,7 +141,7 @@ def test_contexts_of_many_chunks(device: torch.device) -> None:
     """More chunks than are summed at once."""
     base = 17 * 256 + 3
     pages = tuple(torch.randperm(base // 32 + 1).tolist())
-    args = args_of(2, 1, 32)
+    args = args_of(2, 1, 32) if device.type == "cpu" else args_of(24, 4, 256)
     kv = paged_random(args, len(pages))
     batch, qkv = step(Row(base, 2, pages)), random_qkv(args, 2)
     got = run(device, qkv, kv, args, batch)
@@ -190,8 +190,16 @@ def test_nodes_have_the_bits_of_plain_decoding(
     page table; as a chain without ancestors, too."""
     window = 290 if base == 509 else None
     args = args_of(*heads, 32, rope=rope(32, interleaved=False), window=window)
-    tree = Row(base, 9, tuple(range(18, 0, -1)), parents=TREE)
-    others = [Row(33, 1, (20, 21)), Row(3, 3, (22,), parents=(-1, 0, 0))]
+    if device.type == "cuda":
+        base += 5120
+        turn = rope(64, interleaved=False, positions=6000)
+        args = args_of(24, 4, 256, rope=turn, window=window, k_norm=torch.rand(256) + 0.5)
+    last = (base + 8) // 32 + 1
+    tree = Row(base, 9, tuple(range(last, 0, -1)), parents=TREE)
+    others = [
+        Row(33, 1, (last + 1, last + 2)),
+        Row(3, 3, (last + 3,), parents=(-1, 0, 0)),
+    ]
     kv = filled(args, [tree, *others], k, k)
     qkv = random_qkv(args, 13)
     got = run(device, qkv, kv, args, step(tree, *others, ancestors=True))
@@ -201,7 +209,7 @@ def test_nodes_have_the_bits_of_plain_decoding(
             path.insert(0, TREE[path[0]])
         pages = on(device, kv)
         for t, node in enumerate(path):
-            row = replace(tree, base=base + t, tokens=1, parents=None, pages=tree.pages + (19,) * 7)
+            row = replace(tree, base=base + t, tokens=1, parents=None, pages=tree.pages + (0,) * 7)
             one = attention(
                 qkv[node : node + 1].to(device), pages, on(device, args), on(device, step(row))
             )

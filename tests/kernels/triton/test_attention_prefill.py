@@ -76,10 +76,15 @@ def test_pieces_of_a_prompt_agree(
     """In one piece or in two, the same bits."""
     sum_rows_alone(device, monkeypatch)
     args = args_of(1, 1, 32, rope=rope(32, interleaved=True))
-    row = Row(0, 150, tuple(range(5)), PREFILL)
-    kv, qkv = on(device, filled(args, [row], k, k)), random_qkv(args, 150).to(device)
+    count, cut = 150, 61
+    if device.type == "cuda":
+        args = args_of(24, 4, 256, rope=rope(64, interleaved=True))
+        count, cut = 2000, 777
+    row = Row(0, count, tuple(range(count // 32 + 1)), PREFILL)
+    kv, qkv = on(device, filled(args, [row], k, k)), random_qkv(args, count).to(device)
     layer = on(device, args)
     whole = attention(qkv, on(device, kv), layer, on(device, step(row)))
-    first = attention(qkv[:61], kv, layer, on(device, step(replace(row, tokens=61))))
-    rest = attention(qkv[61:], kv, layer, on(device, step(replace(row, base=61, tokens=89))))
+    first = attention(qkv[:cut], kv, layer, on(device, step(replace(row, tokens=cut))))
+    later = replace(row, base=cut, tokens=count - cut)
+    rest = attention(qkv[cut:], kv, layer, on(device, step(later)))
     assert torch.equal(torch.cat((first, rest)), whole)

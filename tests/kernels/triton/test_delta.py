@@ -179,7 +179,7 @@ def test_any_tree_in_any_company(device: torch.device) -> None:
     sizes = sizes_on(device, (1, 2, 16, 4, 3))
     layers = [(args_on(device, sizes), store(args_on(device, sizes), 6)) for _ in range(2)]
     for _ in range(1 if device.type == "cpu" else 20):
-        counts = [1, *torch.randint(4, 9, (2,), generator=dice).tolist(), 0, 0, 3]
+        counts = [1, *torch.randint(3, 7, (2,), generator=dice).tolist(), 0, 0, 3]
         own = [
             [int(torch.randint(-1, i, (1,), generator=dice)) if i else -1 for i in range(n)]
             for n in counts

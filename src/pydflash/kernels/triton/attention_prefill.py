@@ -4,6 +4,8 @@ A query's sums depend on absolute positions alone: tiles of keys lie on multiple
 which a query sees nothing leaves it as it was.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +30,7 @@ def attention_prefill(
     D = args.head_dim
     begin, count = batch.cu_q[row], batch.cu_q[row + 1] - batch.cu_q[row]
     halves = kv.k_format != "f32" and kv.v_format != "f32"
-    block_m = 128 if halves else 16
+    block_m, block_n, warps = (16, 32, 4) if not halves else _tile(D, q.device)
     attention_prefill_kernel[(triton.cdiv(count, block_m), args.heads)](
         q,
         qkv,
@@ -50,14 +52,28 @@ def attention_prefill(
         D=D,
         BLOCK_D=max(32, triton.next_power_of_2(D)),
         BLOCK_M=block_m,
-        BLOCK_N=64 if halves else 32,
+        BLOCK_N=block_n,
         WINDOW=args.window or 0,
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         GATED=args.gated,
         PAGE=PAGE_SIZE,
-        num_warps=8 if halves else 4,
+        num_warps=warps,
         num_stages=2,
     )
+
+
+@functools.cache
+def _tile(head_dim: int, device: torch.device) -> tuple[int, int, int]:
+    """Queries and keys of a tile of f16 operands, and warps: what the GPU has shared memory for."""
+    rows = (
+        384 * 2 * max(32, triton.next_power_of_2(head_dim))
+    )  # 128 queries, 64 keys and values twice
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+        if found < rows + 1024:
+            return 64, 32, 4
+    return 128, 64, 8
 
 
 @triton.jit(do_not_specialize=["row", "pages", "begin", "count"])

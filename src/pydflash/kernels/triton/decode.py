@@ -12,7 +12,7 @@ import triton.language as tl
 F16 = 16
 NIBBLE = 4  # 4 bits, scale and minimum for 32 inputs
 NIBBLE_FINE = 3  # 4 bits, scale and minimum for 16 inputs
-FIVE = 5  # 4 + 1 bits, scale and minimum for 32 inputs
+FIVE = 5  # 5 bits in the place of 6, scale and minimum for 32 inputs
 SIX = 6  # 4 + 2 bits less 32, scale for 16 inputs
 BYTE = 8  # 8 bits less 128, scale for 32 inputs
 
@@ -33,17 +33,18 @@ def _whole(bits, OFFSET: tl.constexpr):
 
 @triton.jit
 def nibbles(w, ASM: tl.constexpr):
-    """int32 [n, 16] -> eight f16 [n, 16] of codes 0..15."""
+    """int32 [n, 16] -> eight f16 [n, 16] of codes -8..7, each stored plus 8."""
     if ASM:
         v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 p, q, low, high, base, down, less;
+            .reg .b32 p, q, low, high, base, more, down, less;
             mov.b32 low, 0x000F000F;
             mov.b32 high, 0x00F000F0;
             mov.b32 base, 0x64006400;
+            mov.b32 more, 0x64086408;
             mov.b32 down, 0x2C002C00;
-            mov.b32 less, 0xD400D400;
+            mov.b32 less, 0xD480D480;
             prmt.b32 p, $8, $9, 0x5410;
             prmt.b32 q, $8, $9, 0x7632;
             lop3.b32 $0, p, low, base, 0xEA;
@@ -56,10 +57,10 @@ def nibbles(w, ASM: tl.constexpr):
             lop3.b32 $3, p, high, base, 0xEA;
             lop3.b32 $6, q, low, base, 0xEA;
             lop3.b32 $7, q, high, base, 0xEA;
-            sub.rn.f16x2 $0, $0, base;
-            sub.rn.f16x2 $2, $2, base;
-            sub.rn.f16x2 $4, $4, base;
-            sub.rn.f16x2 $6, $6, base;
+            sub.rn.f16x2 $0, $0, more;
+            sub.rn.f16x2 $2, $2, more;
+            sub.rn.f16x2 $4, $4, more;
+            sub.rn.f16x2 $6, $6, more;
             fma.rn.f16x2 $1, $1, down, less;
             fma.rn.f16x2 $3, $3, down, less;
             fma.rn.f16x2 $5, $5, down, less;
@@ -74,90 +75,14 @@ def nibbles(w, ASM: tl.constexpr):
         )
         return v0, v1, v2, v3, v4, v5, v6, v7
     return (
-        _whole(w & 15, 0),
-        _whole((w >> 4) & 15, 0),
-        _whole((w >> 8) & 15, 0),
-        _whole((w >> 12) & 15, 0),
-        _whole((w >> 16) & 15, 0),
-        _whole((w >> 20) & 15, 0),
-        _whole((w >> 24) & 15, 0),
-        _whole((w >> 28) & 15, 0),
-    )
-
-
-@triton.jit
-def fives(w, h, ODD: tl.constexpr, ASM: tl.constexpr):
-    """int32 [n, 16] and fifth bits int16 [n, 16] -> eight f16 of codes 0..31. Bit j is for piece j, or
-    bit 8 + j in an ODD unit."""
-    if ODD:
-        h = h >> 8
-    if ASM:
-        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 p, q, t, u, h, low, high, one, two, base, down, less;
-            mov.b32 low, 0x000F000F;
-            mov.b32 high, 0x00F000F0;
-            mov.b32 one, 0x00100010;
-            mov.b32 two, 0x01000100;
-            mov.b32 base, 0x64006400;
-            mov.b32 down, 0x2C002C00;
-            mov.b32 less, 0xD400D400;
-            mov.b32 h, $10;
-            prmt.b32 p, $8, $9, 0x5410;
-            prmt.b32 q, $8, $9, 0x7632;
-            shl.b32 t, h, 4;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $0, p, low, u, 0xEA;
-            shl.b32 t, h, 7;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $1, p, high, u, 0xEA;
-            shl.b32 t, h, 3;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $5, q, high, u, 0xEA;
-            lop3.b32 u, h, one, base, 0xEA;
-            lop3.b32 $4, q, low, u, 0xEA;
-            shr.b32 p, p, 8;
-            shr.b32 q, q, 8;
-            shl.b32 t, h, 2;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $2, p, low, u, 0xEA;
-            shl.b32 t, h, 5;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $3, p, high, u, 0xEA;
-            shr.b32 t, h, 2;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $6, q, low, u, 0xEA;
-            shl.b32 t, h, 1;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $7, q, high, u, 0xEA;
-            sub.rn.f16x2 $0, $0, base;
-            sub.rn.f16x2 $2, $2, base;
-            sub.rn.f16x2 $4, $4, base;
-            sub.rn.f16x2 $6, $6, base;
-            fma.rn.f16x2 $1, $1, down, less;
-            fma.rn.f16x2 $3, $3, down, less;
-            fma.rn.f16x2 $5, $5, down, less;
-            fma.rn.f16x2 $7, $7, down, less;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
-            [w, h],
-            dtype=(tl.float16,) * 8,
-            is_pure=True,
-            pack=2,
-        )
-        return v0, v1, v2, v3, v4, v5, v6, v7
-    b = h.to(tl.int32)
-    return (
-        _whole((w & 15) | ((b & 1) << 4), 0),
-        _whole(((w >> 4) & 15) | (((b >> 1) & 1) << 4), 0),
-        _whole(((w >> 8) & 15) | (((b >> 2) & 1) << 4), 0),
-        _whole(((w >> 12) & 15) | (((b >> 3) & 1) << 4), 0),
-        _whole(((w >> 16) & 15) | (((b >> 4) & 1) << 4), 0),
-        _whole(((w >> 20) & 15) | (((b >> 5) & 1) << 4), 0),
-        _whole(((w >> 24) & 15) | (((b >> 6) & 1) << 4), 0),
-        _whole(((w >> 28) & 15) | (((b >> 7) & 1) << 4), 0),
+        _whole(w & 15, 8),
+        _whole((w >> 4) & 15, 8),
+        _whole((w >> 8) & 15, 8),
+        _whole((w >> 12) & 15, 8),
+        _whole((w >> 16) & 15, 8),
+        _whole((w >> 20) & 15, 8),
+        _whole((w >> 24) & 15, 8),
+        _whole((w >> 28) & 15, 8),
     )
 
 

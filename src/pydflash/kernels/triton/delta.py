@@ -10,7 +10,7 @@ import triton
 from pydflash.kernels.ops import DeltaArgs, Recurrent, RowKind, StepBatch
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
-from pydflash.kernels.triton.delta_prefill import prefill
+from pydflash.kernels.triton.delta_prefill import prefill, row_stride
 from pydflash.kernels.triton.delta_tape import reserve
 from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
 
@@ -78,7 +78,7 @@ def _exact_rows(
     block_k, block_v = triton.next_power_of_2(DK), triton.next_power_of_2(DV)
     delta_inputs_kernel[(tokens, HK + HV + has_parents)](
         mixed,
-        mixed.stride(0),
+        row_stride(mixed),
         recurrent.conv,
         args.conv,
         args.a,
@@ -141,7 +141,7 @@ def _norm(walked: Tensor, mixed: Tensor, args: DeltaArgs, out: Tensor) -> None:
     delta_norm_kernel[(len(walked), triton.cdiv(args.v_heads, BLOCK_H))](
         walked,
         mixed,
-        mixed.stride(0),
+        row_stride(mixed),
         args.norm,
         out,
         args.eps,

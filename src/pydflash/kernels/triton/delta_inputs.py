@@ -104,7 +104,7 @@ def _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.co
     tl.store(until_ptr + start + before, start + before + under)
 
 
-@triton.jit(do_not_specialize=["stride_mixed"])
+@triton.jit
 def delta_inputs_kernel(
     mixed_ptr,
     stride_mixed,

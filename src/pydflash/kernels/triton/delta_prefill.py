@@ -17,8 +17,9 @@ Tensor = torch.Tensor
 
 BLOCK_T = 16
 BLOCK_V = 32
+STEP = 16
 BLOCK_C = 512
-_LENGTHS = ["stride_mixed", "n", "i_row"]
+_LENGTHS = ["n", "i_row"]
 
 
 @triton.jit(do_not_specialize=_LENGTHS)
@@ -155,6 +156,7 @@ def prefill_solve_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    STEP: tl.constexpr,
     PRECISION: tl.constexpr,
     HAS_LOW: tl.constexpr,
 ):
@@ -167,28 +169,32 @@ def prefill_solve_kernel(
     is_t = (o_t >= 0) & (o_t < n)
     if tl.max(is_t.to(tl.int32), 0) == 0:
         return
-    o_i, o_k, o_v = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-    is_k, is_v = is_t[:, None] & (o_k < DK)[None, :], is_t[:, None] & (o_v < DV)[None, :]
-    o_x = o_t[:, None] * HK * DK + (i_head % HK) * DK + o_k[None, :]
-    b_q = tl.load(qk_ptr + o_x, mask=is_k, other=0.0)
-    b_k = tl.load(qk_ptr + n.to(tl.int64) * HK * DK + o_x, mask=is_k, other=0.0)
+    o_i, o_s = tl.arange(0, CHUNK), tl.arange(0, STEP)
     b_beta = tl.load(beta_ptr + o_t * HV + i_head, mask=is_t, other=0.0)
     b_log = tl.load(log_decay_ptr + o_t * HV + i_head, mask=is_t, other=0.0)
     b_g, g_last = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
-    b_kk = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-    b_qk = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    b_since, b_left = tl.exp(b_g), tl.exp(tl.minimum(g_last - b_g, 0.0))
     chunk = (i_chunk * HV + i_head).to(tl.int64)
-    o_row = (chunk * CHUNK + o_i)[:, None]
+    own = operands_ptr + chunk * CHUNK * (3 * BLOCK_K + CHUNK)
+    TILE: tl.constexpr = CHUNK * BLOCK_K
+    queries = qk_ptr + o_t[:, None] * HK * DK + (i_head % HK) * DK
+    keys = queries + n.to(tl.int64) * HK * DK
+    b_kk = tl.zeros((CHUNK, CHUNK), tl.float32)
+    b_qk = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for first in range(0, BLOCK_K, STEP):  # by steps: whole heads would not fit registers
+        o_k = first + o_s[None, :]
+        is_k = is_t[:, None] & (o_k < DK)
+        b_q = tl.load(queries + o_k, mask=is_k, other=0.0)
+        b_k = tl.load(keys + o_k, mask=is_k, other=0.0)
+        b_kk = tl.dot(b_k, tl.trans(b_k), b_kk, input_precision=PRECISION)
+        b_qk = tl.dot(b_q, tl.trans(b_k), b_qk, input_precision=PRECISION)
+        o_own = o_i[:, None] * BLOCK_K + o_k
+        _keep(own + TILE, plane, o_own, b_q * b_since[:, None], HAS_LOW)
+        _keep(own + 2 * TILE, plane, o_own, b_k * b_left[:, None], HAS_LOW)
     below, above = o_i[:, None] >= o_i[None, :], o_i[:, None] < o_i[None, :]
     b_apart = b_g[:, None] - b_g[None, :]
     b_p = tl.where(below, b_qk * tl.exp(tl.where(below, b_apart, 0.0)), 0.0)
-    own = operands_ptr + chunk * CHUNK * (3 * BLOCK_K + CHUNK)
-    o_own = o_i[:, None] * BLOCK_K + o_k[None, :]
-    TILE: tl.constexpr = CHUNK * BLOCK_K
     _keep(own + 3 * TILE, plane, o_i[:, None] * CHUNK + o_i[None, :], b_p, HAS_LOW)
-    _keep(own + TILE, plane, o_own, b_q * tl.exp(b_g)[:, None], HAS_LOW)
-    b_left = tl.exp(tl.minimum(g_last - b_g, 0.0))
-    _keep(own + 2 * TILE, plane, o_own, b_k * b_left[:, None], HAS_LOW)
     tl.store(decay_ptr + chunk, tl.exp(g_last))
     # the transpose of L: k k^T is its own
     b_up = b_kk * b_beta[None, :] * tl.exp(tl.where(above, -b_apart, 0.0))
@@ -198,11 +204,17 @@ def prefill_solve_kernel(
         b_row = tl.sum(tl.where(o_i[None, :] == i, b_up, 0.0), 1)  # L[i, :]
         b_less = tl.sum(b_row[:, None] * b_a, 0)
         b_a = tl.where(o_i[:, None] == i, b_a - b_less[None, :], b_a)
-    b_w = tl.dot(b_a, b_k * (b_beta * tl.exp(b_g))[:, None], input_precision=PRECISION)
-    _keep(own, plane, o_own, b_w, HAS_LOW)
-    b_v = tl.load(v_ptr + (o_t[:, None] * HV + i_head) * DV + o_v[None, :], mask=is_v, other=0.0)
-    b_u = tl.dot(b_a, b_v * b_beta[:, None], input_precision=PRECISION)
-    tl.store(u_ptr + o_row * DV + o_v[None, :], b_u, mask=(o_v < DV)[None, :])
+    for first in range(0, BLOCK_K, STEP):
+        o_k = first + o_s[None, :]
+        b_k = tl.load(keys + o_k, mask=is_t[:, None] & (o_k < DK), other=0.0)
+        b_w = tl.dot(b_a, b_k * (b_beta * b_since)[:, None], input_precision=PRECISION)
+        _keep(own, plane, o_i[:, None] * BLOCK_K + o_k, b_w, HAS_LOW)
+    values = v_ptr + (o_t[:, None] * HV + i_head) * DV
+    for first in range(0, BLOCK_V, STEP):
+        o_v = first + o_s[None, :]
+        b_v = tl.load(values + o_v, mask=is_t[:, None] & (o_v < DV), other=0.0)
+        b_u = tl.dot(b_a, b_v * b_beta[:, None], input_precision=PRECISION)
+        tl.store(u_ptr + (chunk * CHUNK + o_i)[:, None] * DV + o_v, b_u, mask=o_v < DV)
 
 
 @triton.jit(do_not_specialize=_LENGTHS)
@@ -289,6 +301,12 @@ def prefill_conv_kernel(
         tl.debug_barrier()
 
 
+def row_stride(mixed: Tensor) -> int:
+    """Elements from row to row. Triton compiles for what divides it, so a row alone, whose stride may be
+    anything, must have that of rows in company: else its sums could go in another order."""
+    return mixed.stride(0) if len(mixed) > 1 else mixed.shape[1]
+
+
 def has_halves(device: torch.device) -> bool:
     """Do matrix units multiply bf16 and tf32 here? Otherwise f32 is multiplied as it is, and slowly; so does
     the interpreter, which takes bf16 for integers."""
@@ -321,7 +339,7 @@ def prefill(
         device=like.device,
     )
     prefill_inputs_kernel[(2 * HK + HV, triton.cdiv(n, BLOCK_T))](
-        mixed, mixed.stride(0), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
+        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
         qk, v, log_decay, beta, args.eps, DK**-0.5,
         HK=HK, HV=HV, DK=DK, DV=DV, W=args.conv.shape[1],
         BLOCK_T=BLOCK_T, BLOCK_D=max(block_k, block_v), num_warps=4,
@@ -329,7 +347,8 @@ def prefill(
     prefill_solve_kernel[(chunks, HV)](
         n, i_row, base, qk, v, log_decay, beta, u, operands, operands.stride(0), decay,
         HK=HK, HV=HV, DK=DK, DV=DV, CHUNK=DELTA_CHUNK, BLOCK_K=block_k, BLOCK_V=block_v,
-        PRECISION="tf32x3" if split else "ieee", HAS_LOW=split, num_warps=4,
+        STEP=STEP, PRECISION="tf32x3" if split else "ieee", HAS_LOW=split,
+        num_warps=1, num_stages=1,
     )  # fmt: skip
     slice_v = min(BLOCK_V, block_v)
     prefill_walk_kernel[(triton.cdiv(DV, slice_v), HV)](
@@ -338,6 +357,6 @@ def prefill(
         HAS_LOW=split, num_warps=4, num_stages=2,
     )  # fmt: skip
     prefill_conv_kernel[(triton.cdiv(args.channels, BLOCK_C),)](
-        mixed, mixed.stride(0), n, i_row, slots, recurrent.conv,
+        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv,
         C=args.channels, W=args.conv.shape[1], BLOCK_C=BLOCK_C, num_warps=4,
     )  # fmt: skip

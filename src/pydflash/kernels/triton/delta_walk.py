@@ -136,7 +136,7 @@ def delta_walk_kernel(
         tl.store(states, b_state, mask=is_both)
 
 
-@triton.jit(do_not_specialize=["stride_mixed"])
+@triton.jit
 def delta_norm_kernel(
     walked_ptr,
     mixed_ptr,

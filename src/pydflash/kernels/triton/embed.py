@@ -44,14 +44,13 @@ def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.cons
         j, c = k // 16, k % 16
         at = block * 1024 + r * 16 + c
         code = (tl.load(words_ptr + at) >> (4 * j)) & 15
-        if KIND == _FIVE:
-            pairs = (row // 64).to(tl.int64) * (units // 2) + unit // 2
-            fifths = tl.load(high_ptr + pairs * 1024 + r * 16 + c).to(tl.int32)
-            code += ((fifths >> (unit % 2 * 8 + j)) & 1) << 4
-        if KIND == _SIX:
+        middle: tl.constexpr = 32 if KIND == _SIX or KIND == _FIVE else 8
+        if KIND == _SIX or KIND == _FIVE:
             code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
+        code -= middle
+        if KIND == _SIX:
             scale = _half_of(scales_ptr, block * 256 + j // 2 * 64 + r, j % 2)
-            values = (code.to(tl.float32) - 32.0) * scale
+            values = code.to(tl.float32) * scale
         else:
             s = block * 512 + j * 64 + r if KIND == _FINE else block * 256 + j // 2 * 64 + r
             scale, low = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)

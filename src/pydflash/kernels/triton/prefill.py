@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import fives, nibbles, octets, pair, sixes
+from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.weights import Packed
 
@@ -52,12 +52,7 @@ def decode_kernel(
     else:
         at = block * 1024 + r[:, None] * 16 + c
         w = tl.load(words_ptr + at)
-        if KIND == _FIVE:
-            pairs = (tile0 + i_tile).to(tl.int64) * (units // 2) + unit // 2
-            h = tl.load(high_ptr + pairs * 1024 + r[:, None] * 16 + c)
-            h = (h >> (unit % 2 * 8)).to(tl.int16)
-            v0, v1, v2, v3, v4, v5, v6, v7 = fives(w, h, False, ASM)
-        elif KIND == _SIX:
+        if KIND == _SIX or KIND == _FIVE:
             v0, v1, v2, v3, v4, v5, v6, v7 = sixes(w, tl.load(high_ptr + at), ASM)
         else:
             v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(w, ASM)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import fives, nibbles, octets, pair, sixes
+from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
 from pydflash.kernels.triton.support import interpreting
 from pydflash.kernels.triton.weights import Packed
 
@@ -32,6 +32,29 @@ _BYTE = tl.constexpr(decode.BYTE)
 
 
 @triton.jit
+def _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW: tl.constexpr):
+    """acc plus a unit's eight pieces f16 [n, 16] times their inputs, piece by piece in order of K.
+
+    For many tokens it is written as one product, which the compiler cuts into these very pieces for the
+    asynchronous matrix units; for few, those are too wide, and one product would be cut otherwise.
+    """
+    if FEW:
+        acc = tl.dot(v0, tl.load(x, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v1, tl.load(x + 16, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v2, tl.load(x + 32, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v3, tl.load(x + 48, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v4, tl.load(x + 64, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v5, tl.load(x + 80, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v6, tl.load(x + 96, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v7, tl.load(x + 112, mask=x_mask, other=0.0), acc)
+    else:
+        low = _beside(_beside(v0, v1), _beside(v2, v3))
+        whole = _beside(low, _beside(_beside(v4, v5), _beside(v6, v7)))
+        acc = tl.dot(whole, tl.load(x, mask=x_mask, other=0.0), acc)
+    return acc
+
+
+@triton.jit
 def _beside(a, b):
     """[n, k] and [n, k] -> [n, 2k]. Nothing moves: a thread's registers are only told apart anew."""
     rows: tl.constexpr = a.shape[0]
@@ -40,8 +63,8 @@ def _beside(a, b):
 
 
 @triton.jit
-def _unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
-    """f16 [n, 128]: eight pieces of codes scaled. At s stand the unit's scales, int32 [n] 64 apart."""
+def _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
+    """Eight pieces of codes f16 [n, 16] times their scales. At s stand these, int32 [n] 64 apart."""
     if KIND == _FINE:
         a, b = pair(tl.load(s))
         v0 = v0 * a - b
@@ -82,8 +105,7 @@ def _unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
         v4, v5 = v4 * a - b, v5 * a - b
         a, b = pair(tl.load(s + 192))
         v6, v7 = v6 * a - b, v7 * a - b
-    low = _beside(_beside(v0, v1), _beside(v2, v3))
-    return _beside(low, _beside(_beside(v4, v5), _beside(v6, v7)))
+    return v0, v1, v2, v3, v4, v5, v6, v7
 
 
 @triton.jit
@@ -101,7 +123,8 @@ def _tile(
     o_c = tl.arange(0, 16)
     o_k = tl.arange(0, 128)
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
+    FEW: tl.constexpr = BLOCK_T < 16
+    x = x_ptr + (o_c if FEW else o_k)[:, None] + (o_t * x_stride)[None, :] + first * 128
     x_mask = t_mask[None, :]
     words: tl.constexpr = 2048 if KIND == _BYTE else 1024
     scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
@@ -109,38 +132,25 @@ def _tile(
     s = scales_ptr + unit * scales + row
     if KIND == _F16:
         w = words_ptr + (unit * 8192 + row * 128)[:, None] + o_k[None, :]
+        x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
         for _ in tl.range(count, num_stages=STAGES):
             acc = tl.dot(tl.load(w), tl.load(x, mask=x_mask, other=0.0), acc)
             w += 8192
             x += 128
-    elif KIND == _FIVE:
-        h = high_ptr + (unit // 2 * 1024 + row * 16)[:, None] + o_c[None, :]
-        for _ in tl.range(count // 2, num_stages=STAGES):
-            b_x = tl.load(x, mask=x_mask, other=0.0)
-            fifths = tl.load(h)
-            v0, v1, v2, v3, v4, v5, v6, v7 = fives(tl.load(w), fifths, False, ASM)
-            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND), b_x, acc)
-            b_x = tl.load(x + 128, mask=x_mask, other=0.0)
-            v0, v1, v2, v3, v4, v5, v6, v7 = fives(tl.load(w + 1024), fifths, True, ASM)
-            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s + 256, KIND), b_x, acc)
-            h += 1024
-            w += 2048
-            s += 512
-            x += 256
     else:
-        if KIND == _SIX:
+        if KIND == _SIX or KIND == _FIVE:
             h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
-            b_x = tl.load(x, mask=x_mask, other=0.0)
             if KIND == _BYTE:
                 v0, v1, v2, v3 = octets(tl.load(w), ASM)
                 v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
-            elif KIND == _SIX:
+            elif KIND == _SIX or KIND == _FIVE:
                 v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
                 h += 1024
             else:
                 v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
-            acc = tl.dot(_unit(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND), b_x, acc)
+            v0, v1, v2, v3, v4, v5, v6, v7 = _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+            acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
             w += words
             s += scales
             x += 128
@@ -149,14 +159,14 @@ def _tile(
 
 @triton.jit(do_not_specialize=["tokens"])
 def product_kernel(
-    x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, grains, work,
+    x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, work,
     words0_ptr, high0_ptr, scales0_ptr, tiles0, rows0,
     words1_ptr, high1_ptr, scales1_ptr, tiles1, rows1,
     KIND0: tl.constexpr, KIND1: tl.constexpr, CUT_N: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, GRAIN: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """out f32 [slots, T, N] = partial sums of W x. Grid (parts of a block, ranges, blocks of T): programs
-    do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times grains of K."""
+    do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times units of K."""
     i_p, i_g, ranges, i_t = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     o_t = i_t * BLOCK_T + tl.arange(0, BLOCK_T)
     t_mask = o_t < tokens
@@ -164,15 +174,15 @@ def product_kernel(
     at = i_g * work // ranges
     end = (i_g + 1) * work // ranges
     while at < end:
-        block = at // grains
-        first = at - block * grains
-        count = tl.minimum(grains - first, end - at)
+        block = at // units
+        first = at - block * units
+        count = tl.minimum(units - first, end - at)
         # Ranges before this one that reach into the block: the partial sums' place in the order.
-        slot = i_g - ((block * grains + 1) * ranges - 1) // work
+        slot = i_g - ((block * units + 1) * ranges - 1) // work
         if block < blocks0:
             row0 = block * CUT_N + i_p * BLOCK_N
             acc = _tile(
-                words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first * GRAIN, count * GRAIN,
+                words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
             o_n = row0 + tl.arange(0, BLOCK_N)
@@ -180,7 +190,7 @@ def product_kernel(
         elif KIND1 != 0:
             row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
             acc = _tile(
-                words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first * GRAIN, count * GRAIN,
+                words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
             o_n = row0 + tl.arange(0, BLOCK_N)
@@ -215,8 +225,7 @@ def form_of(packed: Packed, block_t: int) -> Form:
     """The form for so many tokens, as measured on an H200 (benchmarks/)."""
     if block_t <= 8:
         return Form(64, 3, 2)
-    fives = any(s.planes.kind == decode.FIVE for s in packed.segments)
-    return Form(packed.cut.block_n, 3, 8 if packed.cut.block_n == 128 and fives else 4)
+    return Form(packed.cut.block_n, 3, 4)
 
 
 def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> Tensor:
@@ -244,7 +253,6 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
             T,
             rows,
             packed.units,
-            packed.units // packed.grain,
             work,
             *planes[:3],
             pieces[0].tiles,
@@ -258,7 +266,6 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
             BLOCK_N=form.block_n,
             BLOCK_T=block_t,
             STAGES=form.stages,
-            GRAIN=packed.grain,
             ASM=uses_assembly(),
             num_warps=form.warps,
         )

@@ -1,14 +1,14 @@
 """Weights on a GPU: merged tensors as segments of one packed kind each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.decode import FIVE
-from pydflash.kernels.triton.pack import TILE, UNIT, Planes, grain_of, pack
+from pydflash.kernels.triton.pack import TILE, UNIT, Planes, pack
+from pydflash.kernels.upload import push
 from pydflash.quant.tensor import QuantTensor, cat_rows
 
 Tensor = torch.Tensor
@@ -46,13 +46,11 @@ Launch = tuple[tuple[Segment, ...], int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """`units` of 128 inputs make K, padded; the work is cut between `grain` units. `slots`: partial sums of a
-    row, at most."""
+    """`units` of 128 inputs make K, padded. `slots`: partial sums of a row, at most."""
 
     segments: tuple[Segment, ...]
     row_scale: Tensor  # f32 [N]
     units: int
-    grain: int
     cut: Cut
     launches: tuple[Launch, ...]
     slot_counts: Tensor  # int32 [N]
@@ -68,13 +66,12 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     """Pack `parts` on `device`; their data may be anywhere and can be dropped afterwards."""
     segments: list[Segment] = []
     rows = nbytes = 0
-    grain = grain_of(p.format.name for p in parts)
-    for run in _runs(parts):
-        planes = pack(run.to(device), grain)
+    for run in _runs([replace(p, data=push(p.data, device)) for p in parts]):
+        planes = pack(run)
         segments.append(Segment(row0=rows, planes=planes))
         rows += planes.rows
         nbytes += planes.nbytes
-    packed = assemble(segments, -(-parts[0].cols // (UNIT * grain)) * grain)
+    packed = assemble(segments, -(-parts[0].cols // UNIT))
     return Weight(
         rows=rows,
         cols=parts[0].cols,
@@ -88,22 +85,19 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
 
 def assemble(segments: Sequence[Segment], units: int, cut: Cut | None = None) -> Packed:
     """The record of packed segments, in order of rows, and how their work is cut."""
-    kinds = [s.planes.kind for s in segments]
-    grain = 2 if FIVE in kinds else 1
-    grains = units // grain
-    cut = cut or cut_of(sum(s.tiles for s in segments), grains)
+    cut = cut or cut_of(sum(s.tiles for s in segments), units)
     launches: list[Launch] = []
     counts: list[Tensor] = []
     for i in range(0, len(segments), 2):
         pieces = tuple(segments[i : i + 2])
         blocks = sum(-(-s.tiles * TILE // cut.block_n) for s in pieces)
-        work = blocks * grains
+        work = blocks * units
         ranges = min(cut.ranges, work)
         launches.append((pieces, ranges, work))
         # Range g begins at g * work // ranges; so many begin before a block ends and after it begins.
         block = torch.arange(blocks)
-        first = ((block * grains + 1) * ranges - 1) // work
-        last = ((block + 1) * grains * ranges - 1) // work
+        first = ((block * units + 1) * ranges - 1) // work
+        last = ((block + 1) * units * ranges - 1) // work
         by_block = (last - first + 1).int().repeat_interleave(cut.block_n)
         at = 0
         for s in pieces:
@@ -115,7 +109,6 @@ def assemble(segments: Sequence[Segment], units: int, cut: Cut | None = None) ->
         segments=tuple(segments),
         row_scale=row_scale,
         units=units,
-        grain=grain,
         cut=cut,
         launches=tuple(launches),
         slot_counts=slot_counts.to(row_scale.device),
@@ -123,11 +116,11 @@ def assemble(segments: Sequence[Segment], units: int, cut: Cut | None = None) ->
     )
 
 
-def cut_of(tiles: int, grains: int) -> Cut:
+def cut_of(tiles: int, units: int) -> Cut:
     """The cut of a weight of so many tiles of 64 rows."""
     block_n = 64 if tiles < 2 else 128
-    work = -(-tiles * TILE // block_n) * grains
-    # A range is four grains or more: less, and filling the pipeline costs more than it saves.
+    work = -(-tiles * TILE // block_n) * units
+    # A range is four units or more: less, and filling the pipeline costs more than it saves.
     return Cut(block_n, max(1, min(MOST_RANGES, work // 4)))
 
 
