@@ -335,6 +335,10 @@ class Missing:
         )
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """The ops of one device. Activations are f32 [T, ...] contiguous; outputs are new tensors unless said.
@@ -387,6 +391,8 @@ class OpTable:
         tokens of every node's logits, followed from the root
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
+    settle(x [T, E]) -> [T, E]: what the `_layer` ops return may be unfinished, fit for the next of these ops
+        alone; whoever reads it otherwise settles it first
     """
 
     name: str
@@ -413,6 +419,7 @@ class OpTable:
     scales: bool = False  # True: products honour Weight.scale
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
+    settle: Callable[[Tensor], Tensor] = _as_it_is
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
     argmax: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = Missing("argmax")

@@ -48,6 +48,7 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         delta_commit_all=delta_commit_all,
         moe=moe,
+        settle=layers.settle,
         store_kv=store_kv,
         top=top,
         argmax=argmax,
