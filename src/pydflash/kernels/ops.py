@@ -378,6 +378,9 @@ class OpTable:
         for each sequence the best `budgets` nodes besides the root, as `spec.ddtree.build_tree` grows them
         from `top_k` candidates a slot, begun by the best path if `chain`, without paths lighter than the
         best first node by more than `tau`
+    calibrate(values [R, S, K], totals [R, S], shift f64 [D + 1, B], low) -> [2, R, S, K]: log-probabilities
+        of a drafter's logits (of logsumexp `totals`) as `spec.calibration` maps them, on the best path and
+        off it
     lineage(trees, places int32 [R, N] or None, depths) -> int32 [R, N, depths]: each node's path from the
         root by depth, as node numbers or their `places`, -1 beyond the node
     walk_trees(trees, best int32 [R * N], sound bool [R * N], depths) -> Walks of A = depths: `argmax`'s
@@ -419,6 +422,7 @@ class OpTable:
     grow_trees: Callable[[Guesses, Tensor, int, int, bool, Tensor | None], Trees] = Missing(
         "grow_trees"
     )
+    calibrate: Callable[[Tensor, Tensor, Tensor, int], Tensor] = Missing("calibrate")
     lineage: Callable[[Trees, Tensor | None, int], Tensor] = Missing("lineage")
     walk_trees: Callable[[Trees, Tensor, Tensor, int], Walks] = Missing("walk_trees")
 

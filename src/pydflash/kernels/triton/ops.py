@@ -8,6 +8,7 @@ from pydflash.kernels.ops import OpTable, Weight
 from pydflash.kernels.triton import layers, weights
 from pydflash.kernels.triton.argmax import argmax
 from pydflash.kernels.triton.attention import attention
+from pydflash.kernels.triton.calibrate import calibrate
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
@@ -52,6 +53,7 @@ def build_ops(device: torch.device) -> OpTable:
         argmax=argmax,
         shortlist=shortlist,
         grow_trees=grow_trees,
+        calibrate=calibrate,
         lineage=lineage,
         walk_trees=walk_trees,
     )
