@@ -15,7 +15,13 @@ import triton.language as tl
 
 from pydflash.kernels.triton import decode
 from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
-from pydflash.kernels.triton.support import EARLY, gdc_wait, interpreting
+from pydflash.kernels.triton.support import (
+    EARLY,
+    EARLY_LAUNCH,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreting,
+)
 from pydflash.kernels.triton.weights import Packed
 
 Tensor = torch.Tensor
@@ -208,6 +214,7 @@ def product_kernel(
             words: tl.constexpr = _words_of(KIND1)
             row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
             _fetch_ahead(words1_ptr, row0, tiles1, units, at % units, words, BLOCK_N)
+        gdc_launch_dependents()
         gdc_wait()
     end = (i_g + 1) * work // ranges
     while at < end:
@@ -277,7 +284,7 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
     out = torch.empty(packed.slots, T, rows, dtype=torch.float32, device=x.device)
     block_t = 8 if T <= 8 else 16 if T <= 16 else 32 if T <= 32 else 64
     form = form or form_of(packed, block_t)
-    extra: dict[str, object] = {"launch_pdl": True} if EARLY else {}
+    extra = dict(EARLY_LAUNCH)
     if form.registers is not None and uses_assembly():
         extra["maxnreg"] = form.registers
     for pieces, ranges, work in packed.launches:

@@ -20,6 +20,10 @@ def _launches_early() -> bool:
 
 
 EARLY = _launches_early()
+"""Kernels between products, and these, are launched while the kernel before still runs. Each of them lets the
+next one start at once (`gdc_launch_dependents`) and waits for the one before (`gdc_wait`) ahead of anything
+that depends on it: that one has itself waited, so all earlier work is done by then."""
+EARLY_LAUNCH: dict[str, object] = {"launch_pdl": True} if EARLY else {}
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
