@@ -56,7 +56,9 @@ class StepConfig:
     """What one step may contain."""
 
     prefill_chunk: int = option(
-        256, "prompt tokens of one sequence computed in a step; multiple of 32"
+        0,
+        "prompt tokens of one sequence computed in a step, a multiple of 32; 0 means 256 on the CPU and "
+        "1024 on a GPU",
     )
     max_exact_rows: int = option(64, "rows recomputed per step after a preemption")
 

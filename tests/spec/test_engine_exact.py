@@ -201,7 +201,7 @@ class Guesses:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_change_speed_never_text(path: Path, seed: int) -> None:
-    plain = alone(path, "cpu")
+    plain = alone(path, FAST)
     asked = requests()
     known = {r.id: [*r.prompt, *said] for r, said in zip(asked, plain, strict=True)}
     guesses = Guesses(known, seed)

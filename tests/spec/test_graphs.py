@@ -137,9 +137,9 @@ def test_prompts_and_recomputed_rows_run_eagerly(path: Path) -> None:
 
 def test_widths_of_page_tables() -> None:
     assert page_widths(8) == (8,)
-    assert page_widths(32) == (32,)
-    assert page_widths(33) == (32, 33)
-    assert page_widths(1024) == (32, 128, 512, 1024)
+    assert page_widths(128) == (128,)
+    assert page_widths(129) == (128, 129)
+    assert page_widths(2048) == (128, 512, 2048)
 
 
 def test_without_memory_one_request_fails_and_the_rest_go_on(

@@ -47,7 +47,7 @@ class Rig:
         self.ops = self.kv.ops
         self.threads = loaded.threads
         self.ctx = loaded.plan.max_ctx
-        self.chunk = config.step.prefill_chunk
+        self.chunk = self.engine.scheduler.chunk
         self.layers = self.engine.states.layers
         self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:

@@ -224,6 +224,7 @@ class DFlash:
             x.view(-1, length, x.shape[1])[:, 1:] = self._mask
         for layer, kv in zip(self._layers, store.kv.layers, strict=True):
             x = layer.forward(x, kv, batch, length)
+        x = self._ops.settle(x)
         if self.config.from_anchor:
             return x
         return x.view(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])

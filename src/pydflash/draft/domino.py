@@ -55,7 +55,7 @@ class DominoHead:
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape
         hidden = rms_norm(found.hidden, self._norm, self._eps)
-        ids = upload(found.ids, self._ops.device)
+        ids = upload(found.ids.astype(np.int32), self._ops.device)
         outer = self._ops.embed(self._outer, ids.flatten()).view(slots, width, -1)
         logits = found.logits.copy()
         logp = np.empty_like(logits)

@@ -48,7 +48,7 @@ class MarkovHead:
         previous[1:] = found.tokens[:-1]
         device = self._ops.device
         first = self._ops.embed(self._first, upload(previous.reshape(-1), device))
-        second = self._ops.embed(self._second, upload(found.ids.flatten(), device))
+        second = self._ops.embed(self._second, upload(found.ids.astype(np.int32).flatten(), device))
         first = first.view(slots, width, -1)
         bias = (first @ second.view(slots, width, -1).mT).cpu().numpy()
         pair = normalised(found.logits[:, None] + bias, found)

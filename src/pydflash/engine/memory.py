@@ -20,6 +20,9 @@ RESERVE_BYTES = 256 << 20
 GPU_RESERVE_BYTES = 512 << 20
 """Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks."""
 
+CPU_CHUNK, GPU_CHUNK = 256, 1024
+"""Prompt tokens of a step: a GPU is busy only with many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
@@ -46,6 +49,7 @@ class MemoryPlan:
     rings: int = 0  # what it remembers of every sequence
     graphs: int = 0  # what captured steps keep of their results, and the places that padding writes
     reserve: int = RESERVE_BYTES
+    chunk: int = 256  # prompt tokens of a step
 
     @property
     def kv(self) -> int:
@@ -114,7 +118,8 @@ def plan_memory(
     slots = (1 + state.captures) * sequences if slot else 0
     exact = step.max_exact_rows + sequences * nodes
     tape = exact * sum(s.tape_bytes for s in recurrent_specs(specs))
-    activations = (exact + step.prefill_chunk) * footprint.token
+    chunk = step.prefill_chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
+    activations = (exact + chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     graphs, reserve = 0, RESERVE_BYTES
@@ -172,6 +177,7 @@ def plan_memory(
         rings=rings,
         graphs=graphs,
         reserve=reserve,
+        chunk=chunk,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 Tensor = torch.Tensor
 Work = Callable[[], list[Tensor]]
-FIRST_PAGES = 32
+FIRST_PAGES = 128  # of the narrowest page tables: attention over so many is one wave of programs
 
 
 class Recorder(Protocol):

@@ -61,6 +61,7 @@ class Loaded:
     template: ChatTemplate
     plan: MemoryPlan
     ops: str
+    device: str
     threads: int
     load_s: float
     drafter: str | None  # what drafts, if anything does
@@ -69,8 +70,8 @@ class Loaded:
     def lines(self) -> list[str]:
         """What was chosen at load, for a person to read."""
         return [
-            f"{self.name}: {self.engine.model.arch}, {self.ops} kernels, {self.threads} threads, "
-            f"loaded in {self.load_s:.2f} s",
+            f"{self.name}: {self.engine.model.arch}, {self.ops} kernels on {self.device}, "
+            f"{self.threads} threads, loaded in {self.load_s:.2f} s",
             f"drafts by {self.drafter}" if self.drafter else "no drafts",
             *self.plan.lines(),
         ]
@@ -127,6 +128,8 @@ def load(
     ops, plan = first_fit(target_devices(config.runtime), fit)
     check_draft_device(config.runtime, ops.device)
     on_gpu = ops.device.type != "cpu"
+    if on_gpu:
+        torch.cuda.set_device(ops.device)  # of this thread, which will drive the engine
     for line in plan.lines() if on_gpu else ():
         log.info(line)
     done = 0
@@ -165,7 +168,7 @@ def load(
         recurrent,
         layer_states(specs, kv, recurrent),
         rings=rings,
-        cache=_prefix_cache(config, pool, recurrent),
+        cache=_prefix_cache(config, plan.chunk, pool, recurrent),
         captures=config.state.captures,
     )
     taps = drafter.taps if drafter is not None else proposer.taps if proposer is not None else ()
@@ -179,7 +182,7 @@ def load(
         states,
         max_ctx=plan.max_ctx,
         max_running=sequences,
-        prefill_chunk=config.step.prefill_chunk,
+        prefill_chunk=plan.chunk,
         max_exact_rows=config.step.max_exact_rows,
         eog=tokenizer.eog,
         vocab_size=tokenizer.vocab_size,
@@ -194,6 +197,7 @@ def load(
         template=template,
         plan=plan,
         ops=ops.name,
+        device=str(ops.device),
         threads=threads,
         load_s=time.perf_counter() - start,
         drafter=_drafter_name(drafting),
@@ -201,12 +205,12 @@ def load(
 
 
 def _prefix_cache(
-    config: EngineConfig, pool: PagePool, recurrent: RecurrentStore | None
+    config: EngineConfig, chunk: int, pool: PagePool, recurrent: RecurrentStore | None
 ) -> PrefixCache | None:
     if config.state.prefix_cache == "off":
         return None
     answers = config.state.prefix_cache == "on"
-    return PrefixCache(pool, recurrent, grid=config.step.prefill_chunk, answers=answers)
+    return PrefixCache(pool, recurrent, grid=chunk, answers=answers)
 
 
 def _drafter_name(drafting: Drafting | None) -> str | None:
@@ -262,8 +266,8 @@ def _check_vocabulary(tokenizer: Tokenizer, rows: int, path: Path) -> None:
 
 def _check(config: EngineConfig) -> None:
     chunk = config.step.prefill_chunk
-    if chunk < PAGE_SIZE or chunk % PAGE_SIZE:
-        raise ConfigError(f"--prefill-chunk {chunk} must be a multiple of {PAGE_SIZE}")
+    if chunk < 0 or chunk % PAGE_SIZE:
+        raise ConfigError(f"--prefill-chunk {chunk} must be 0 or a multiple of {PAGE_SIZE}")
     if config.state.max_concurrency < 1 or config.step.max_exact_rows < 1:
         raise ConfigError("--max-concurrency and --max-exact-rows must be 1 or more")
     for form in (config.state.cache_type_k, config.state.cache_type_v):

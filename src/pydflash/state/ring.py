@@ -193,7 +193,8 @@ class RingContext:
             )
         self.store.kv.import_(self.pages, snapshot.kv)
         self.first, self.length, self._written = snapshot.first, snapshot.length, snapshot.length
-        self.pending = [] if snapshot.pending is None else [snapshot.pending]
+        waiting = snapshot.pending
+        self.pending = [] if waiting is None else [waiting.to(self.store.kv.ops.device)]
 
     def close(self) -> None:
         """Give the ring back."""

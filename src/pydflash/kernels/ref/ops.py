@@ -22,6 +22,7 @@ from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.kernels.ref.shortlist import shortlist
 from pydflash.kernels.ref.top import top
+from pydflash.kernels.ref.tree import grow_trees, lineage, walk_trees
 from pydflash.quant.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -92,4 +93,7 @@ def build_ops(device: torch.device) -> OpTable:
         top=top,
         argmax=argmax,
         shortlist=shortlist,
+        grow_trees=grow_trees,
+        lineage=lineage,
+        walk_trees=walk_trees,
     )

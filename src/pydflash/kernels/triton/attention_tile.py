@@ -72,16 +72,24 @@ def load_values(
 
 
 @triton.jit
-def fold(
-    b_q, b_k, b_v, seen, b_max, b_sum, b_acc,
-    SOFTCAP: tl.constexpr,
-):  # fmt: skip
+def _product(b_a, b_b, b_acc):
+    """b_a b_b, plus b_acc unless it is None. Operands of f32 keep their bits: by the plain units while these
+    have the registers for it, else as three products of TF32, good to some 2^-21."""
+    if b_b.dtype == tl.float32 and b_b.shape[0] * b_b.shape[1] > 4096:
+        b_c = tl.dot(b_a, b_b, b_acc, input_precision="tf32x3")
+    else:
+        b_c = tl.dot(b_a, b_b, b_acc, input_precision="ieee")
+    return b_c
+
+
+@triton.jit
+def fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP: tl.constexpr):
     """The running softmax of queries b_q [M, D] over one more tile: new (max [M], sum [M], acc [M, D]).
 
     A tile of which a query has seen nothing leaves that query's three as they were, to the bit. SOFTCAP is
     in powers of two, 0 for none.
     """
-    b_s = tl.dot(b_q, b_k, input_precision="ieee")
+    b_s = _product(b_q, b_k, None)
     if SOFTCAP > 0:
         b_s = SOFTCAP - (2 * SOFTCAP) / (tl.exp2(b_s * 2.8853900817779268) + 1)  # SOFTCAP * tanh
     b_s = tl.where(seen, b_s, float("-inf"))
@@ -90,5 +98,5 @@ def fold(
     b_old = tl.exp2(b_max - b_ref)
     b_p = tl.exp2(b_s - b_ref[:, None])
     b_sum = b_sum * b_old + tl.sum(b_p, 1)
-    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_old[:, None], input_precision="ieee")
+    b_acc = _product(b_p.to(b_v.dtype), b_v, b_acc * b_old[:, None])
     return b_new, b_sum, b_acc

@@ -110,7 +110,7 @@ def _keep(ptr, plane, o_x, b_x, HAS_LOW: tl.constexpr):
 def _kept(ptr, plane, o_x, HAS_LOW: tl.constexpr):
     """What `_keep` stored: both halves, or the same twice."""
     b_high = tl.load(ptr + o_x)
-    if HAS_LOW:  # noqa: SIM108
+    if HAS_LOW:
         b_low = tl.load(ptr + plane + o_x)
     else:
         b_low = b_high

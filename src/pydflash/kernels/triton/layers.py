@@ -1,4 +1,10 @@
-"""The products and what is fused around them, as the OpTable names them."""
+"""The products and what is fused around them, as the OpTable names them.
+
+A layer of exact rows leaves the last sum of its residual stream undone: the partial sums hang on the tensor
+(`Owed`), and the next norm, which reads the row anyway, adds them. `settle` does it for other readers.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +28,29 @@ Tensor = torch.Tensor
 Spans = tuple[Span, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Partial sums f32 [slots, T, E] that a residual stream still lacks, and the weight they are of."""
+
+    parts: Tensor
+    weight: Weight
+
+
+def settle(x: Tensor) -> Tensor:
+    """x f32 [T, E] with what it is owed."""
+    owed: Owed | None = x.__dict__.pop("owed", None)
+    return x if owed is None else _finish(owed.parts, owed.weight, residual=x, out=x)
+
+
+def normed(x: Tensor, norm: Tensor, eps: float, width: int) -> Tensor:
+    """rms norm of x f32 [T, E], settled by the way, -> f16 [T, width]."""
+    owed: Owed | None = x.__dict__.pop("owed", None)
+    if owed is None:
+        return pointwise.norm(x, norm, eps, width)
+    counts = packed_of(owed.weight).slot_counts
+    return pointwise.add_norm(x, owed.parts, counts, owed.weight.bias, norm, eps, width)
+
+
 def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
     """Partial sums f32 [splits, n, N] of one span; x f16 [n, K padded]."""
     few = span.kind is RowKind.EXACT or len(x) <= products.MOST_ROWS
@@ -30,41 +59,41 @@ def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
 
 
 def linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
-    return _linear(pointwise.half(x, packed_of(w).width), w, spans)
+    return multiplied(pointwise.half(settle(x), packed_of(w).width), w, spans)
 
 
 def linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
-    return _linear_add(pointwise.half(x, packed_of(w).width), w, residual, spans)
+    fed = pointwise.half(settle(x), packed_of(w).width)
+    return settle(_added(fed, w, settle(residual), spans))
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, w: Weight, spans: Spans) -> Tensor:
-    return _linear(pointwise.norm(x, norm, eps, packed_of(w).width), w, spans)
+    return multiplied(normed(x, norm, eps, packed_of(w).width), w, spans)
 
 
 def norm_gated(x: Tensor, norm: Tensor, eps: float, w: Weight, act: str, spans: Spans) -> Tensor:
-    normed = pointwise.norm(x, norm, eps, packed_of(w).width)
-    return _gated(normed, w, act, None, spans)
+    return gated(normed(x, norm, eps, packed_of(w).width), w, act, None, spans)
 
 
 def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
     qkv = norm_linear(x, layer.norm, layer.eps, layer.qkv, batch.spans)
     attended = attention(qkv, kv, layer.args, batch, out_dtype=_fits(layer.output))
-    return _add(attended, layer.output, x, batch.spans)
+    return _added(_half(attended, layer.output), layer.output, x, batch.spans)
 
 
 def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch) -> Tensor:
     mixed = norm_linear(x, layer.norm, layer.eps, layer.mixed, batch.spans)
     told = delta(mixed, state, layer.args, batch, out_dtype=_fits(layer.output))
-    return _add(told, layer.output, x, batch.spans)
+    return _added(_half(told, layer.output), layer.output, x, batch.spans)
 
 
 def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
-    normed = pointwise.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
-    inner = _gated(normed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
-    return _linear_add(inner, layer.down, x, spans)
+    fed = normed(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
+    inner = gated(fed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
+    return _added(inner, layer.down, x, spans)
 
 
-def _linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
+def multiplied(x: Tensor, w: Weight, spans: Spans) -> Tensor:
     """x f16 [T, K padded] -> f32 [T, N]."""
     if len(spans) == 1:
         return _finish(parts_of(x, w, spans[0]), w)
@@ -76,8 +105,11 @@ def _linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
     return out
 
 
-def _linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
-    """x f16 [T, K padded]; overwrites and returns residual f32 [T, N]."""
+def _added(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
+    """x f16 [T, K padded]; returns residual f32 [T, N], overwritten or owed the product."""
+    if len(spans) == 1 and spans[0].kind is RowKind.EXACT:
+        residual.__dict__["owed"] = Owed(parts_of(x, w, spans[0]), w)
+        return residual
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)
@@ -92,7 +124,7 @@ def _finish(
     return pointwise.finish(parts, counts, residual=residual, bias=w.bias, out=out)
 
 
-def _gated(x: Tensor, w: Weight, act: str, width: int | None, spans: Spans) -> Tensor:
+def gated(x: Tensor, w: Weight, act: str, width: int | None, spans: Spans) -> Tensor:
     counts = packed_of(w).slot_counts
     pieces = [
         pointwise.gated(parts_of(x[s.start : s.stop], w, s), counts, w.bias, act, width)
@@ -106,7 +138,6 @@ def _fits(w: Weight) -> torch.dtype:
     return torch.float16 if packed_of(w).width == w.cols else torch.float32
 
 
-def _add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
-    if x.dtype is torch.float32:
-        return linear_add(x, w, residual, spans)
-    return _linear_add(x, w, residual, spans)
+def _half(x: Tensor, w: Weight) -> Tensor:
+    """What feeds `w` as f16, padded."""
+    return pointwise.half(x, packed_of(w).width) if x.dtype is torch.float32 else x

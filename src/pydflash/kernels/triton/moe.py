@@ -48,17 +48,18 @@ def combine_kernel(
 
 def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
     """See `OpTable.moe`; overwrites and returns x f32 [T, E]."""
+    x = layers.settle(x)
     up, down = _stacks(args)
     shared = args.shared
     feeders = [args.router] if shared is None else [args.router, shared.gate_up]
     widths = {up.first.width, *(packed_of(w).width for w in feeders)}
     normed = {width: pointwise.norm(x, norm, eps, width) for width in widths}  # mostly one
-    logits = layers._linear(normed[packed_of(args.router).width], args.router, spans)
+    logits = layers.multiplied(normed[packed_of(args.router).width], args.router, spans)
     beside: Tensor | None = None
     if shared is not None:
         fed = normed[packed_of(shared.gate_up).width]
-        inner = layers._gated(fed, shared.gate_up, args.act, packed_of(shared.down).width, spans)
-        beside = layers._linear(inner, shared.down, spans)
+        inner = layers.gated(fed, shared.gate_up, args.act, packed_of(shared.down).width, spans)
+        beside = layers.multiplied(inner, shared.down, spans)
     fed = normed[up.first.width]
     chosen, weights, gate = route(logits, fed, args)
     T, E = x.shape
