@@ -129,6 +129,7 @@ async def test_every_refusal_is_counted(live: httpx.AsyncClient) -> None:
     asked = [
         live.post(chat, json={"messages": 3}),
         live.post(chat, content=b"{", headers={"content-type": "application/json"}),
+        live.post(chat, content=b'{"a": "\xff"}', headers={"content-type": "application/json"}),
         live.post(chat, json={"messages": HELLO, "tool_choice": "required"}),
         live.post(chat, json={"messages": [{"role": "user", "content": LONG}]}),
         live.post("/v1/messages", json={"messages": []}),
@@ -140,7 +141,7 @@ async def test_every_refusal_is_counted(live: httpx.AsyncClient) -> None:
     for one in asked:
         assert (await one).status_code >= 400
     assert await errors_counted(live) == {
-        "invalid_request": 4,
+        "invalid_request": 5,
         "token_out_of_range": 1,
         "context_length_exceeded": 1,
         "unsupported_endpoint": 1,

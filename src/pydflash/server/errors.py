@@ -26,7 +26,13 @@ _ANTHROPIC = {
     529: "overloaded_error",
 }
 _OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_CODES = {
+    400: "invalid_request",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+}
 
 
 def vendor_of(path: str, headers: Mapping[str, str]) -> Vendor:
@@ -81,6 +87,8 @@ def reply(vendor: Vendor, error: Exception) -> Json:
         message = str(error.detail)
         if error.status_code == 404 and message == "Not Found":
             message = "unknown endpoint"
+        if error.status_code == 400 and message == "There was an error parsing the body":
+            message = "the request's body cannot be read: it must be JSON in UTF-8"
         content = body(vendor, error.status_code, message, code=code_of(error))
         return Json(content, status_code=error.status_code, headers=dict(error.headers or {}))
     if isinstance(error, RequestValidationError):
