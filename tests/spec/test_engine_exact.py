@@ -155,7 +155,7 @@ class Guesses:
         self.hits = 0
         self.settled = 0
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         return [self._tree(list(row.tokens)) for row in rows]
 
     def settle(

@@ -14,7 +14,7 @@ from pydflash.engine.batch import RowWork
 from pydflash.engine.request import FinishReason, Phase, Request, Sequence, StepResult
 from pydflash.engine.scheduler import Scheduler, StepPlan
 from pydflash.engine.states import States
-from pydflash.errors import ContextLengthError, RequestError
+from pydflash.errors import ContextLengthError, NonFiniteError, RequestError
 from pydflash.models.base import Model, StepOutput
 from pydflash.sampling.mask import TokenMask
 from pydflash.sampling.penalties import has_penalties
@@ -156,7 +156,8 @@ class Engine:
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
-        proposals = self._propose([r.sequence for r in decoding])
+        again = sum(r.count for r in plan.rows if r.phase is Phase.RECOMPUTE)
+        proposals = self._propose([r.sequence for r in decoding], again)
         work = []
         for i, row in enumerate(plan.rows):
             state = self.states.reserve(row.sequence, row.count)
@@ -166,10 +167,12 @@ class Engine:
             work.append(RowWork(row, state, proposal))
         return work
 
-    def _propose(self, sequences: Many[Sequence]) -> list[Proposal]:
-        """A proposal for every decoding sequence: plain for those that asked for no drafts."""
-        willing = [s for s in sequences if s.request.speculate]
-        made = iter(self.proposer.propose([self._row(s) for s in willing]) if willing else ())
+    def _propose(self, sequences: Many[Sequence], again: int) -> list[Proposal]:
+        """A proposal for every decoding sequence: plain for those that asked for no drafts. `again`: rows
+        that the step recomputes."""
+        rows = [self._row(s) for s in sequences if s.request.speculate]
+        beside = len(sequences) - len(rows) + again
+        made = iter(self.proposer.propose(rows, beside) if rows else ())
         return [
             next(made) if s.request.speculate else Proposal.root(s.tokens[-1]) for s in sequences
         ]
@@ -303,6 +306,7 @@ class Engine:
                     sequence.mask.commit(drawn)
             if walk.error is not None:
                 sequence.finish = "error"
+                sequence.is_sound = not isinstance(walk.error, NonFiniteError)
             if sequence.finish is not None:
                 self._end(sequence)
             results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))

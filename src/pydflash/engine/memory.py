@@ -39,6 +39,7 @@ class MemoryPlan:
     tape: int
     activations: int
     logits: int
+    taps: int = 0  # what of the widest step goes to the drafter
     drafter: int = 0  # its weights
     rings: int = 0  # what it remembers of every sequence
 
@@ -59,7 +60,7 @@ class MemoryPlan:
     @property
     def step(self) -> int:
         """What the widest step adds for a while."""
-        return self.tape + self.activations + self.logits
+        return self.tape + self.activations + self.logits + self.taps
 
     def lines(self) -> list[str]:
         """The table printed at start."""
@@ -68,6 +69,7 @@ class MemoryPlan:
             f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)})"
         )
         drafter = f"drafter {_mib(self.drafter)}, its context {_mib(self.rings)}"
+        taps = f", the drafter's features {_mib(self.taps)}" if self.taps else ""
         tape = f", operands until the commit {_mib(self.tape)}" if self.tape else ""
         return [
             f"weights {_mib(self.weights)}{decoded}, rotary tables {_mib(self.rope)}",
@@ -76,7 +78,7 @@ class MemoryPlan:
             *([recurrent] if self.slots else []),
             *([drafter] if self.drafter else []),
             f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
-            f"logits {_mib(self.logits)}{tape}",
+            f"logits {_mib(self.logits)}{taps}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
             f"in all {_mib(self.lasting + self.step)} of {_mib(self.available)} free, "
             f"reserve {_mib(RESERVE_BYTES)}",
@@ -94,10 +96,12 @@ def plan_memory(
     nodes: int = 1,
     drafter: int = 0,
     rings: int = 0,
+    features: int = 0,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
-    `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts.
+    `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts;
+    `features`: of what one position gives it.
     """
     step = step or StepConfig()
     sequences = state.max_concurrency
@@ -108,8 +112,10 @@ def plan_memory(
     tape = exact * sum(s.tape_bytes for s in recurrent_specs(specs))
     activations = (exact + step.prefill_chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
+    # The layers' outputs, those of a row side by side, and what its context takes.
+    taps = 3 * (exact + step.prefill_chunk) * features
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
-    fixed += drafter + rings
+    fixed += taps + drafter + rings
     room = available - fixed - RESERVE_BYTES
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
     each = sequences * page + PAGE_SIZE * footprint.position
@@ -155,6 +161,7 @@ def plan_memory(
         tape=tape,
         activations=activations,
         logits=logits,
+        taps=taps,
         drafter=drafter,
         rings=rings,
     )

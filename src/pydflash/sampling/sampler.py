@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pydflash.errors import EngineError
+from pydflash.errors import EngineError, NonFiniteError
 from pydflash.sampling import noise
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.filters import Candidates, best, filter_row, log_total
@@ -81,7 +81,7 @@ class Sampler:
         params = ask.params
         likely = int(raw.argmax())  # NaN counts as largest, so this one number tells of all of them
         if math.isnan(raw[likely]) or raw[likely] == math.inf:
-            return EngineError(
+            return NonFiniteError(
                 f"the model's logits at position {ask.position} are not finite; the file may be damaged, "
                 "or try --ops ref"
             )

@@ -107,6 +107,7 @@ def load(
         nodes=proposer.max_nodes if proposer else drafting.settings.max_nodes if drafting else 1,
         drafter=drafting.nbytes if drafting else 0,
         rings=drafting.rings(sequences) if drafting else 0,
+        features=drafting.features if drafting else 0,
     )
     done = 0
 

@@ -7,12 +7,16 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.errors import EngineError
 from pydflash.service.thread import EngineThread
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ class Worker:
         self._engine = engine
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[int, Ticket] = {}
+        self._calls: set[Future[Any]] = set()
         self._dead: EngineError | None = None
         self._lock = threading.Lock()
         self._thread = thread or EngineThread()
@@ -61,8 +66,7 @@ class Worker:
         self._engine.check(request)
         ticket = Ticket(request, listener)
         with self._lock:
-            if self._dead is not None:
-                raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
+            self._check_alive()
             self._open[request.id] = ticket
         self._inbox.put(lambda: self._add(request))
         return ticket
@@ -75,10 +79,39 @@ class Worker:
         """Drop what finished requests left for others to start from."""
         self._inbox.put(self._engine.states.forget)
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine's thread, between two steps; its result, or what it raised.
+
+        Blocks; not from that thread itself. Raises EngineError when the engine stops before.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        with self._lock:
+            self._check_alive()
+            self._calls.add(done)
+        self._inbox.put(run)
+        try:
+            return done.result()
+        finally:
+            with self._lock:
+                self._calls.discard(done)
+
     def close(self) -> None:
         """End every open request and stop the thread."""
         self._inbox.put(None)
         self._thread.close()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
 
     def _run(self) -> None:
         try:
@@ -122,5 +155,8 @@ class Worker:
             self._dead = error
             left = list(self._open.values())
             self._open.clear()
+            calls = [call for call in self._calls if not call.done()]
         for ticket in left:
             ticket.deliver(error)
+        for call in calls:
+            call.set_exception(error)
