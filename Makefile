@@ -10,7 +10,7 @@ CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-clients test-browser screenshots check bench size clean model
+.PHONY: demo test test-slow test-gpu test-clients test-browser screenshots check bench size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
@@ -21,6 +21,11 @@ test: $(VENV)/dev.stamp model
 
 test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
+
+# On a GPU: kernels, models, state, engine and drafts there, bit for bit and against the CPU.
+test-gpu:
+	PYDFLASH_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "not slow" tests/kernels/triton tests/models \
+	  tests/state tests/spec tests/draft
 
 # The agents that people point at this server, as npm has them today. Needs Node 20+.
 test-clients: $(VENV)/dev.stamp

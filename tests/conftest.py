@@ -1,5 +1,6 @@
 """Fixtures for every test: fixed seeds, few threads, tiny models, and the default model when it is here."""
 
+import os
 import random
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 from pydflash import catalog
 from pydflash.errors import CatalogError
 from tests.tiny.gguf import tiny_gguf
+
+# Without a GPU to test on, Triton's kernels are interpreted; it looks once, when a kernel is defined.
+if not os.environ.get("PYDFLASH_TEST_DEVICE", "").startswith("cuda"):
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")

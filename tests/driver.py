@@ -9,7 +9,6 @@ from pydflash.engine.batch import RowWork, build
 from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
 from pydflash.engine.states import layer_states
-from pydflash.kernels import select
 from pydflash.kernels.ops import RowKind, Span
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
@@ -19,6 +18,7 @@ from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.sequence import SequenceState
+from tests.backends import table
 
 Tensor = torch.Tensor
 Part = tuple[SequenceState, Phase, list[int] | Proposal]
@@ -37,7 +37,7 @@ class Driver:
         pages: int = 64,
         slots: int = 32,
     ) -> None:
-        self.ops = select.build(torch.device("cpu"), ops=ops, threads=threads)
+        self.ops = table(ops, threads)
         self.checkpoint = open_checkpoint(path)
         described = describe(self.checkpoint)
         self.model = described.load(self.ops, described.config.max_positions)
@@ -73,7 +73,7 @@ class Driver:
             outputs.append(
                 self.ops.norm_linear(x, model.output_norm, model.eps, model.output, spans)
             )
-        return torch.cat(outputs)
+        return torch.cat(outputs).cpu()
 
     def decode(self, state: SequenceState, tokens: list[int]) -> Tensor:
         """Store tokens one step at a time; logits f32 [n, V] of each."""
@@ -104,7 +104,7 @@ class Driver:
             len(w.proposal.tokens) if w.proposal is not None else int(w.row.phase is Phase.PREFILL)
             for w in work
         ]
-        return list(output.logits.split(counts))
+        return list(output.logits.cpu().split(counts))
 
 
 def _sequence(tokens: list[int], phase: Phase) -> Sequence:

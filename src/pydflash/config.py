@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 KvFormat = Literal["f32", "f16", "bf16", "q8_0"]
 PrefixChoice = Literal["on", "prompts", "off"]
-OpsChoice = Literal["auto", "ref", "cpu"]
+OpsChoice = Literal["auto", "triton", "cpu", "ref"]
 
 
 def option(default: Any, help: str, *, flag: str | None = None) -> Any:
@@ -18,9 +18,18 @@ def option(default: Any, help: str, *, flag: str | None = None) -> Any:
 class RuntimeConfig:
     """Where and how the model runs."""
 
-    target_device: str = option("auto", "device of the target model: auto or cpu")
+    target_device: str = option(
+        "auto",
+        "device of the target model: cpu, cuda:N, hip:N, or auto (a GPU that the kernels serve and the "
+        "model fits, else the CPU)",
+    )
+    draft_device: str = option(
+        "auto", "device of the drafter: auto is the target's, where it shares"
+    )
     threads: int = option(0, "CPU threads; 0 means one per physical core this process may use")
-    ops: OpsChoice = option("auto", "kernels: auto, cpu (compiled C++) or ref (pure PyTorch)")
+    ops: OpsChoice = option(
+        "auto", "kernels: auto, triton (GPUs), cpu (compiled C++) or ref (pure PyTorch)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,9 @@ class StepConfig:
     """What one step may contain."""
 
     prefill_chunk: int = option(
-        256, "prompt tokens of one sequence computed in a step; multiple of 32"
+        0,
+        "prompt tokens of one sequence computed in a step, a multiple of 32; 0 means 256 on the CPU and "
+        "1024 on a GPU",
     )
     max_exact_rows: int = option(64, "rows recomputed per step after a preemption")
 

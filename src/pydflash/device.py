@@ -69,18 +69,19 @@ def cpu() -> DeviceInfo:
 
 
 def gpus() -> tuple[DeviceInfo, ...]:
-    """Every CUDA device (imports torch)."""
+    """Every GPU torch can use, `hip:N` on AMD's (imports torch)."""
     import torch
 
     if not torch.cuda.is_available():
         return ()
     found = []
+    kind = "cuda" if torch.version.hip is None else "hip"
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         found.append(
             DeviceInfo(
-                name=f"cuda:{index}",
+                name=f"{kind}:{index}",
                 description=properties.name,
                 total_bytes=total,
                 free_bytes=free,
@@ -88,6 +89,21 @@ def gpus() -> tuple[DeviceInfo, ...]:
             )
         )
     return tuple(found)
+
+
+def torch_name(name: str) -> str:
+    """A device's name as torch spells it, which calls AMD's GPUs cuda as well."""
+    return name.replace("hip", "cuda", 1) if name.startswith("hip") else name
+
+
+def free_bytes(name: str) -> int:
+    """Memory free on a device; of a GPU, what torch keeps in reserve counts as free."""
+    if name == "cpu":
+        return available_memory_bytes()
+    import torch
+
+    kept = torch.cuda.memory_reserved(name) - torch.cuda.memory_allocated(name)
+    return torch.cuda.mem_get_info(name)[0] + kept
 
 
 def default_threads(root: Path = _ROOT) -> int:

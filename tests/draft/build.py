@@ -7,19 +7,23 @@ import torch
 
 from pydflash.draft.config import ConvConfig, DraftConfig, MarkovConfig, SelectorConfig
 from pydflash.draft.dflash import DFlash
-from pydflash.kernels.cpu.ops import build_ops as build_cpu
 from pydflash.kernels.ops import OpTable
-from pydflash.kernels.ref.ops import build_ops as build_reference
+from pydflash.kernels.record import Recorder
 from pydflash.layers.rope import RopeSpec
 from pydflash.quant.formats import FORMATS
 from pydflash.quant.tensor import QuantTensor
+from pydflash.state.ring import RingContext
+from tests.backends import table
 from tests.draft.golden_cases import MASK, Case, weights
-
-CPU = torch.device("cpu")
 
 
 def ops_of(name: str, threads: int = 2) -> OpTable:
-    return build_reference(CPU) if name == "ref" else build_cpu(CPU, threads)
+    return table(name, threads)
+
+
+def give(context: RingContext, position: int, features: torch.Tensor) -> None:
+    """Append features, put where the drafter's kernels are."""
+    context.append(position, features.to(context.store.kv.ops.device))
 
 
 def plain(name: str, values: np.ndarray) -> QuantTensor:
@@ -66,6 +70,7 @@ def assemble(
     output: torch.Tensor,
     *,
     max_positions: int,
+    record: Recorder | None = None,
 ) -> DFlash:
     """A drafter of these tensors over a target's embedding and output [V, E]."""
     target = plain("output", output.numpy())
@@ -85,6 +90,7 @@ def assemble(
         output=ops.prepare([target]),
         max_positions=max_positions,
         output_rows=rows,
+        record=record,
     )
 
 

@@ -12,18 +12,21 @@ from pydflash.draft.config import DraftConfig
 from pydflash.draft.dflash import DFlash
 from pydflash.errors import CheckpointError
 from pydflash.kernels.ops import OpTable
+from pydflash.kernels.record import Again, Recorder
 from pydflash.state.ring import RingContext
-from tests.draft.build import assemble, ops_of
+from tests.backends import BACKENDS, FAST, ON_GPU
+from tests.draft.build import assemble, give, ops_of
 from tests.draft.naive import draft_logits
 from tests.tiny.draft import CASES, tiny_draft
 
 Tensor = torch.Tensor
+BOUND = 2e-2 if ON_GPU else 2e-4
 
 EMBD = torch.randn(320, 64, generator=torch.Generator().manual_seed(5))
 OUTPUT = torch.randn(320, 64, generator=torch.Generator().manual_seed(6)) / 4
 
 
-@pytest.fixture(scope="module", params=["ref", "cpu"])
+@pytest.fixture(scope="module", params=BACKENDS)
 def ops(request: pytest.FixtureRequest) -> OpTable:
     return ops_of(request.param)
 
@@ -33,11 +36,14 @@ def features_of(config: DraftConfig, count: int, seed: int = 7) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
-def build(name: str, ops: OpTable, **more: object) -> tuple[DFlash, dict[str, Tensor]]:
+def build(
+    name: str, ops: OpTable, record: Recorder | None = None, **more: object
+) -> tuple[DFlash, dict[str, Tensor]]:
     case = CASES[name]
     config = replace(case.config, **more)  # type: ignore[arg-type]
     tensors = tiny_draft(config, **case.options)
-    return assemble(config, ops, tensors, EMBD, OUTPUT, max_positions=600), tensors
+    made = assemble(config, ops, tensors, EMBD, OUTPUT, max_positions=600, record=record)
+    return made, tensors
 
 
 def opened(drafter: DFlash, window: int = 128) -> RingContext:
@@ -52,7 +58,7 @@ def row(position: int, anchor: int, context: RingContext | None) -> DraftRow:
 
 def filled(drafter: DFlash, count: int, *, window: int = 128, seed: int = 7) -> RingContext:
     context = opened(drafter, window)
-    context.append(0, features_of(drafter.config, count, seed))
+    give(context, 0, features_of(drafter.config, count, seed))
     return context
 
 
@@ -108,8 +114,10 @@ def test_plain_probabilities(ops: OpTable, name: str, slots: int) -> None:
     got = torch.from_numpy(scores.logp).double()
     expected = want.gather(1, torch.from_numpy(scores.tokens).long())
     assert scores.tokens.shape == (slots, len(ids))
-    assert torch.nn.functional.cosine_similarity(got, expected).min() > 0.999999
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+    assert torch.nn.functional.cosine_similarity(got, expected).min() > (
+        0.9999 if ON_GPU else 0.999999
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=BOUND)
 
 
 def corrected(
@@ -162,7 +170,7 @@ def test_conditional_heads(ops: OpTable, name: str) -> None:
     by_token[:, ids] = full
     want = by_token.gather(1, torch.from_numpy(scores.tokens).long())
     got = torch.from_numpy(scores.logp).double()
-    torch.testing.assert_close(got - got[:, :1], want - want[:, :1], rtol=0, atol=2e-4)
+    torch.testing.assert_close(got - got[:, :1], want - want[:, :1], rtol=0, atol=BOUND)
     assert bool((got.exp().sum(-1) <= 1 + 1e-5).all())
     assert all(len(set(slot)) == len(slot) for slot in scores.tokens.tolist())
     if drafter.config.domino is None:
@@ -175,7 +183,7 @@ def test_conditional_heads(ops: OpTable, name: str) -> None:
         by_token[:, ids] = full
         want = by_token[1, torch.from_numpy(scores.tokens[1]).long()]
         pair = torch.from_numpy(scores.pair[1, 1]).double()
-        torch.testing.assert_close(pair - pair[0], want - want[0], rtol=0, atol=2e-4)
+        torch.testing.assert_close(pair - pair[0], want - want[0], rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize("name", ["v1", "swa", "dflash2", "dspark", "domino", "channel-gates"])
@@ -190,7 +198,7 @@ def test_a_row_does_not_know_its_company(ops: OpTable, name: str) -> None:
         for features in known.values():
             context = store.open()
             assert context is not None
-            context.append(0, features)
+            give(context, 0, features)
             made.append(context)
         return made
 
@@ -210,12 +218,12 @@ def test_a_row_does_not_know_its_company(ops: OpTable, name: str) -> None:
 @pytest.mark.parametrize("name", ["v1", "swa", "gates"])
 def test_features_in_chunks_or_at_once(name: str) -> None:
     """The CPU kernels store the same bits however a prompt was cut, so the drafts are equal."""
-    drafter, _ = build(name, ops_of("cpu"))
+    drafter, _ = build(name, ops_of(FAST))
     at_once = filled(drafter, 90)
     chunked = opened(drafter)
     features = features_of(drafter.config, 90)
     for start in range(0, 90, 7):
-        chunked.append(start, features[start : start + 7])
+        give(chunked, start, features[start : start + 7])
         if start % 3 == 0:
             drafter.catch_up([chunked])
     assert same(
@@ -231,14 +239,16 @@ def test_rounds_around_the_ring(ops: OpTable, name: str) -> None:
     features = features_of(drafter.config, 400)
     at = 0
     for count in (40, 3, 1, 4, 60, 2, 100, 64, 31, 5):
-        context.append(at, features[at : at + count])
+        give(context, at, features[at : at + count])
         at += count
         (scores,) = drafter.score([row(at, 8, context)], 3, 320)
         first = context.first
         assert at + 4 - context.store.capacity <= first <= max(0, at - 40)
         logits, _, _ = truth(drafter, tensors, features[first:at], first, 8, 3)
         want = logits.log_softmax(-1).gather(1, torch.from_numpy(scores.tokens).long())
-        torch.testing.assert_close(torch.from_numpy(scores.logp).double(), want, rtol=0, atol=3e-4)
+        torch.testing.assert_close(
+            torch.from_numpy(scores.logp).double(), want, rtol=0, atol=1.5 * BOUND
+        )
 
 
 def test_a_restart_hides_what_was_before(ops: OpTable) -> None:
@@ -247,12 +257,14 @@ def test_a_restart_hides_what_was_before(ops: OpTable) -> None:
     context = filled(drafter, 50)
     drafter.catch_up([context])
     features = features_of(drafter.config, 6, seed=3)
-    context.append(57, features)
+    give(context, 57, features)
     assert (context.first, context.num_pending) == (57, 6)
     (scores,) = drafter.score([row(63, 8, context)], 3, 320)
     logits, _, _ = truth(drafter, tensors, features, 57, 8, 3)
     want = logits.log_softmax(-1).gather(1, torch.from_numpy(scores.tokens).long())
-    torch.testing.assert_close(torch.from_numpy(scores.logp).double(), want, rtol=0, atol=3e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(scores.logp).double(), want, rtol=0, atol=1.5 * BOUND
+    )
 
 
 def test_a_context_without_anything_still_drafts(ops: OpTable) -> None:
@@ -263,7 +275,9 @@ def test_a_context_without_anything_still_drafts(ops: OpTable) -> None:
     assert scores[1].slots == 0
     logits, _, _ = truth(drafter, tensors, features_of(drafter.config, 0), 0, 8, 3)
     want = logits.log_softmax(-1).gather(1, torch.from_numpy(scores[0].tokens).long())
-    torch.testing.assert_close(torch.from_numpy(scores[0].logp).double(), want, rtol=0, atol=3e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(scores[0].logp).double(), want, rtol=0, atol=1.5 * BOUND
+    )
     (late,) = drafter.score([row(14, 8, behind)], 3, 4)
     (there,) = drafter.score([row(10, 8, behind)], 3, 4)
     assert same([late], [there])
@@ -274,15 +288,15 @@ def test_a_rolled_back_block_leaves_no_trace(ops: OpTable) -> None:
     drafter, _ = build("v1", ops)
     features = features_of(drafter.config, 44)
     straight, winding = opened(drafter), opened(drafter)
-    straight.append(0, features)
-    winding.append(0, features[:40])
+    give(straight, 0, features)
+    give(winding, 0, features[:40])
     drafter.score([row(40, 200, winding)], 3, 4)
-    winding.append(40, features_of(drafter.config, 3, seed=1))
+    give(winding, 40, features_of(drafter.config, 3, seed=1))
     drafter.score([row(43, 201, winding)], 3, 4)
     winding.rollback(41)
     winding.rollback(40)
     for at in range(40, 44):
-        winding.append(at, features[at : at + 1])
+        give(winding, at, features[at : at + 1])
         drafter.catch_up([winding])
     assert same(
         drafter.score([row(44, 8, straight)], 3, 4), drafter.score([row(44, 8, winding)], 3, 4)
@@ -305,7 +319,7 @@ def test_rows_lent_by_the_target(ops: OpTable) -> None:
 def test_the_end_of_the_text_is_not_passed(ops: OpTable) -> None:
     drafter, _ = build("v1", ops)
     context = opened(drafter)
-    context.append(600, features_of(drafter.config, 1))
+    give(context, 600, features_of(drafter.config, 1))
     assert drafter.score([row(601, 8, context)], 3, 4)[0].slots == 0
     assert drafter.score([row(600, 8, opened(drafter))], 0, 4)[0].slots == 0
 
@@ -321,3 +335,26 @@ def test_another_models_drafter_is_refused(ops: OpTable) -> None:
     short = {**tensors, "output_norm.weight": torch.ones(63)}
     with pytest.raises(CheckpointError, match="configuration implies"):
         assemble(case.config, ops, short, EMBD, OUTPUT, max_positions=100)
+
+
+@pytest.mark.parametrize("name", ["v1", "swa", "dflash2"])
+def test_captured_rounds_draft_the_same(name: str, ops: OpTable) -> None:
+    """Whatever comes after whatever in the same buffers: pieces of all sizes, one row and two."""
+    eager, captured = build(name, ops)[0], build(name, ops, record=Again())[0]
+    features = features_of(eager.config, 120)
+    pairs = []
+    for drafter in (eager, captured):
+        store = drafter.open_store(2, 64, "f32")
+        contexts = [store.open(), store.open()]
+        scores = []
+        at = [0, 0]
+        for i, count in enumerate((3, 1, 40, 5, 2, 31, 17, 8)):
+            which = i % 2
+            context = contexts[which]
+            assert context is not None
+            give(context, at[which], features[at[which] : at[which] + count])
+            at[which] += count
+            rows = [row(at[r], 7 + i, contexts[r]) for r in ((which,) if i < 4 else (0, 1))]
+            scores += drafter.score(rows, 3 if i % 3 else drafter.slots, 4)
+        pairs.append(scores)
+    assert same(*pairs)

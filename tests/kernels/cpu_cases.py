@@ -138,6 +138,7 @@ def step(*rows: Row, ancestors: bool = False) -> StepBatch:
         parents=None,
         logit_rows=torch.arange(total),
         spans=spans_of(total),
+        starts=ints(cu_q),
     )
 
 

@@ -65,6 +65,7 @@ def step(rows: Sequence[tuple[int, RowKind]], parents: Sequence[int] | None = No
         parents=None if parents is None else torch.tensor(parents, dtype=torch.int32),
         logit_rows=none[:0].long(),
         spans=(Span(0, exact, EXACT),),
+        starts=torch.tensor(cu, dtype=torch.int32),
     )
 
 
@@ -88,7 +89,8 @@ def decode(ops: OpTable, a: DeltaArgs, x: Tensor, r: Recurrent) -> Tensor:
 def commit(ops: OpTable, r: Recurrent, nodes: list[int], slot: int = 0) -> None:
     ints = torch.tensor(nodes, dtype=torch.int32)
     where = torch.tensor([slot], dtype=torch.int32)
-    ops.delta_commit(r, Paths(slots=where, nodes=ints, cu=(0, len(nodes))))
+    starts = torch.tensor([0, len(nodes)], dtype=torch.int32)
+    ops.delta_commit(r, Paths(slots=where, nodes=ints, cu=(0, len(nodes)), starts=starts))
 
 
 def path_to(node: int, parents: Sequence[int] = TREE) -> list[int]:

@@ -53,6 +53,7 @@ def one_row(count: int, base: int, kind: RowKind, slot: int = 0) -> StepBatch:
         parents=None,
         logit_rows=none[:0].long(),
         spans=(Span(0, count, kind),),
+        starts=torch.tensor([0, count], dtype=torch.int32),
     )
 
 
@@ -117,7 +118,9 @@ def test_a_proposal_leaves_the_slot_and_its_commit_repeats_the_step() -> None:
     assert torch.equal(s.conv, before[1])
     assert torch.equal(got, want[4:])
     ints = torch.arange(6, dtype=torch.int32)
-    delta_commit(s, Paths(slots=torch.tensor([1], dtype=torch.int32), nodes=ints, cu=(0, 6)))
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    slots = torch.tensor([1], dtype=torch.int32)
+    delta_commit(s, Paths(slots=slots, nodes=ints, cu=(0, 6), starts=starts))
     assert torch.equal(s.state[1], r.state[0])
     assert torch.equal(s.conv[1], r.conv[0])
     assert not s.state[0].any(), "another sequence's slot"

@@ -9,7 +9,7 @@ import torch
 
 from pydflash.config import EngineConfig, RuntimeConfig, SpecConfig, StateConfig, StepConfig
 from pydflash.draft.write import write_gguf
-from pydflash.engine.memory import RESERVE_BYTES, plan_memory
+from pydflash.engine.memory import GPU_RESERVE_BYTES, RESERVE_BYTES, plan_memory
 from pydflash.engine.request import Request
 from pydflash.errors import CapacityError
 from pydflash.models.base import Footprint
@@ -117,6 +117,22 @@ def _resident_kb(file: Path) -> int:
         elif ours and line.startswith("Rss:"):
             size += int(line.split()[1])
     return size
+
+
+def test_plan_for_a_gpu() -> None:
+    """Captured steps and their scratch, wide prompt chunks and the GPU's own reserve."""
+    asked: dict[str, Any] = {"footprint": PRINT, "specs": SPECS, "model_ctx": 4096}
+    asked |= {"state": StateConfig(max_ctx=1024), "available": 4 << 30, "nodes": 5}
+    cpu, gpu = plan_memory(**asked), plan_memory(**asked, on_gpu=True)
+    assert (cpu.graphs, cpu.reserve, cpu.chunk) == (0, RESERVE_BYTES, 256)
+    widths = 1 + 2 + 3 + 4 + 6 + 8  # all that a round of 5 nodes may take, and some more
+    assert gpu.graphs == widths * PRINT.logits + 8192
+    assert gpu.reserve == GPU_RESERVE_BYTES
+    assert gpu.activations - cpu.activations == (1024 - 256) * PRINT.token
+    assert gpu.lasting - cpu.lasting == gpu.graphs
+    assert "captured steps" in "\n".join(gpu.lines())
+    with pytest.raises(CapacityError, match="512 MiB of reserve"):
+        plan_memory(**asked | {"available": GPU_RESERVE_BYTES}, on_gpu=True)
 
 
 SPECS = [PagedKVSpec(layer=0, kv_heads=2, head_dim=32)]  # a page of f16: 8 KiB

@@ -264,3 +264,27 @@ def test_context_follows_the_text(path: Path) -> None:
     half = len(kept) // 2
     for a, b in zip(kept[:half], kept[half:], strict=True):
         assert torch.equal(a, b)
+
+
+def test_without_memory_rounds_go_without_drafts(path: Path, plain: list[list[int]]) -> None:
+    """The text is the same; drafts come back when there is memory."""
+    request = some()[0]
+    known = [[*request.prompt, *plain[0]]]
+    drafter = Scripted(known, "right")
+    score, calls = drafter.score, 0
+
+    def scarce(rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
+        nonlocal calls
+        calls += 1
+        if calls < 4:
+            raise torch.OutOfMemoryError("none left")
+        return score(rows, slots, top_k)
+
+    drafter.score = scarce  # type: ignore[method-assign]
+    engine = make_engine(path, speculate=speculating(drafter, TREES["chain"]))
+    sequence = engine.add(request)
+    while not engine.is_idle:
+        engine.step()
+    assert sequence.generated == plain[0]
+    assert calls >= 4
+    assert sequence.draft.accepted_nodes > 0

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from pydflash.checkpoint.files import open_checkpoint
 from pydflash.draft.base import Context, DraftRow
 from pydflash.engine.engine import Engine
+from pydflash.engine.graphs import GraphPool
 from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
 from pydflash.errors import ContextLengthError, EngineError, RequestError
-from pydflash.kernels import select
 from pydflash.kernels.ops import OpTable
+from pydflash.kernels.record import Recorder
 from pydflash.models.base import Model
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
@@ -26,6 +26,7 @@ from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.ring import RingStore
+from tests.backends import FAST, ON_GPU, table
 
 EOG = frozenset({2})
 Speculate = Callable[[Model, OpTable, int], tuple[Proposer, RingStore | None]]
@@ -34,7 +35,7 @@ Speculate = Callable[[Model, OpTable, int], tuple[Proposer, RingStore | None]]
 def make_engine(
     path: Path,
     *,
-    ops: str = "cpu",
+    ops: str = FAST,
     pages: int = 64,
     running: int = 8,
     proposer: Proposer | None = None,
@@ -44,18 +45,24 @@ def make_engine(
     captures: int = 1,
     cache: str = "on",
     speculate: Speculate | None = None,
+    record: Recorder | None = None,
 ) -> Engine:
-    """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for."""
-    table = select.build(torch.device("cpu"), ops=ops, threads=2)
+    """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for.
+    `record` captures steps where the device has no graphs."""
+    kernels = table(ops, threads=2)
     described = describe(open_checkpoint(path))
-    model = described.load(table, max_ctx)
+    model = described.load(kernels, max_ctx)
     specs = model.state_specs()
-    kv = KvStore(specs, pages, "f16", "f16", table)
+    scratch = ON_GPU or record is not None
+    kv = KvStore(specs, pages, "f16", "f16", kernels, scratch=scratch, record=record)
     hybrid = recurrent_specs(specs)
-    recurrent = RecurrentStore(hybrid, slots or (1 + captures) * running, table) if hybrid else None
+    recurrent = None
+    if hybrid:
+        count = slots or (1 + captures) * running
+        recurrent = RecurrentStore(hybrid, count, kernels, scratch=scratch)
     rings = None
     if speculate is not None:
-        proposer, rings = speculate(model, table, running)
+        proposer, rings = speculate(model, kernels, running)
     pool = PagePool(pages)
     prefixes = PrefixCache(pool, recurrent, grid=chunk, answers=cache == "on")
     states = States(
@@ -67,6 +74,8 @@ def make_engine(
         cache=None if cache == "off" else prefixes,
         captures=captures,
     )
+    taps = proposer.taps if proposer is not None else ()
+    graphs = GraphPool(model, states, max_ctx=max_ctx, taps=taps, record=record)
     return Engine(
         model,
         states,
@@ -76,6 +85,7 @@ def make_engine(
         max_exact_rows=24,
         eog=EOG,
         proposer=proposer,
+        graphs=graphs,
     )
 
 
@@ -133,7 +143,7 @@ def test_eight_sequences_say_what_each_says_alone(path: Path, seed: int) -> None
     arrivals = [dice.randrange(0, 60) for _ in range(8)]
     engine = make_engine(path, pages=9)
     preempted = _count_preemptions(engine)
-    assert run(engine, requests(), arrivals) == alone(path, "cpu")
+    assert run(engine, requests(), arrivals) == alone(path, FAST)
     assert preempted, "the pool was meant to be too small"
 
 
@@ -191,7 +201,7 @@ class Guesses:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_change_speed_never_text(path: Path, seed: int) -> None:
-    plain = alone(path, "cpu")
+    plain = alone(path, FAST)
     asked = requests()
     known = {r.id: [*r.prompt, *said] for r, said in zip(asked, plain, strict=True)}
     guesses = Guesses(known, seed)

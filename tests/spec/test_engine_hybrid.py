@@ -11,6 +11,7 @@ from pydflash.engine.request import Request, Sequence
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
 from pydflash.state.sequence import Snapshot
+from tests.backends import BACKENDS
 from tests.spec.test_engine_exact import Guesses, _count_preemptions, make_engine, requests, run
 from tests.tiny.gguf import tiny_gguf
 from tests.tiny.qwen35 import DeltaShape, MoeShape
@@ -32,7 +33,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
-@pytest.fixture(params=["ref", "cpu"], scope="module")
+@pytest.fixture(params=BACKENDS, scope="module")
 def ops(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from pydflash.sampling.ask import Ask
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.verify import verify
 

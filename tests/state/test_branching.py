@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydflash.engine.request import Phase
 from pydflash.spec.proposal import Proposal
 from pydflash.state.sequence import NotKept, SequenceState
+from tests.backends import BACKENDS
 from tests.driver import Driver
 from tests.tiny.gguf import tiny_gguf
 from tests.tiny.qwen35 import DeltaShape, MoeShape
@@ -91,7 +92,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny_gguf(folder / "tiny.gguf", request.param, **SHAPE, **extra)
 
 
-@pytest.fixture(params=["ref", "cpu"], scope="module")
+@pytest.fixture(params=BACKENDS, scope="module")
 def ops(request: pytest.FixtureRequest) -> str:
     return request.param
 

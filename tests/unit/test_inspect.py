@@ -16,6 +16,7 @@ from pydflash.kernels import select
 from pydflash.kernels.cpu import library
 from pydflash.kernels.ops import Missing, OpTable
 from pydflash.kernels.ref import ops as ref_ops
+from pydflash.kernels.triton import support
 from tests.tiny.gguf import tiny_gguf
 
 
@@ -95,18 +96,23 @@ def test_describe_names_the_kernels_that_lack_an_op(tmp_path: Path) -> None:
     )
 
 
-def test_describe_says_no_for_other_devices(
+def test_describe_names_the_kernels_of_every_kind_of_device(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = replace(device.cpu(), name="cuda:0")
     monkeypatch.setattr(device, "devices", lambda: (device.cpu(), gpu))
+    monkeypatch.setattr(support, "unavailable", lambda _: "there is no Triton")
     runs = describe(tiny_llama)["runs"]
     assert _verdict(runs["cpu"]) == "yes, with cpu or ref kernels"
-    assert runs["cuda"]["yes"] is False
-    assert _verdict(runs["cuda"]) == "no: this version's engine runs on the CPU only"
-    assert select.explain(torch.device("cuda"))[-1].startswith("ref: no: this version's engine")
-    with pytest.raises(UnsupportedError, match="runs on the CPU only"):
-        select.build(torch.device("cuda"))
+    assert _verdict(runs["cuda"]) == (
+        "triton kernels: no, there is no Triton\nref kernels: yes (--ops ref)"
+    )
+    assert select.explain(torch.device("cuda"))[:2] == [
+        "triton: no: there is no Triton",
+        "cpu: no: these kernels are for the CPU",
+    ]
+    with pytest.raises(UnsupportedError, match="triton cannot serve cuda: there is no Triton"):
+        select.build(torch.device("cuda"), ops="triton")
 
 
 def test_describe_safetensors(tmp_path: Path) -> None:

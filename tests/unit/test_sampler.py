@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pydflash.errors import EngineError, RequestError
+from pydflash.sampling.ask import Ask
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 
 V = 5000  # beyond the size where the race starts to prune
 PARAMS = {

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from pydflash.sampling.ask import Ask
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 
 V = 60
 DRAWS = 6000

@@ -21,7 +21,8 @@ from pydflash.engine.batch import RowWork, build
 from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
 from pydflash.errors import CapacityError, EngineError
-from pydflash.kernels.ops import PAGE_SIZE, StepBatch
+from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.kernels.upload import wait
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.build import load
 from pydflash.spec.proposal import Proposal
@@ -46,7 +47,7 @@ class Rig:
         self.ops = self.kv.ops
         self.threads = loaded.threads
         self.ctx = loaded.plan.max_ctx
-        self.chunk = config.step.prefill_chunk
+        self.chunk = self.engine.scheduler.chunk
         self.layers = self.engine.states.layers
         self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:
@@ -95,16 +96,16 @@ class Rig:
             base = self.state.length
             count = min((base // self.chunk + 1) * self.chunk, len(tokens)) - base
             prompt.stored = base
-            batch = self._batch(prompt, Phase.PREFILL, count)
+            batch = build([self._work(prompt, Phase.PREFILL, count)], self.ops.device)
             if every:
-                batch = replace(batch, logit_rows=torch.arange(count))
+                batch = replace(batch, logit_rows=torch.arange(count, device=self.ops.device))
             outputs.append(self.model.forward(batch, self.layers).logits)
             self.state.extend(count)
         return torch.cat([o for o in outputs if len(o)])
 
     def verify(self, tokens: Many[int]) -> torch.Tensor:
         """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
-        return self._forward(Proposal.chain(tokens))
+        return self._forward(Proposal.chain(tokens)).clone()
 
     def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
         """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
@@ -122,7 +123,8 @@ class Rig:
         for _ in range(repeats):
             self.clear(depth)
             began = time.perf_counter()
-            self.verify(tokens)
+            self._forward(Proposal.chain(tokens))
+            wait(self.ops.device)
             times.append(time.perf_counter() - began)
         return times
 
@@ -138,8 +140,10 @@ class Rig:
             self.clear(depth)
             began = time.perf_counter()
             self._forward(tree)
+            wait(self.ops.device)
             stepped = time.perf_counter()
             self.engine.states.commit([self.state], [path])
+            wait(self.ops.device)
             steps.append(stepped - began)
             commits.append(time.perf_counter() - stepped)
         return steps, commits
@@ -161,9 +165,10 @@ class Rig:
         return time.perf_counter() - began
 
     def _forward(self, proposal: Proposal) -> torch.Tensor:
+        """Logits of an exact step as the engine runs it, captured where it is; the next overwrites them."""
         count = len(proposal.tokens)
-        batch = self._batch(self._sequence(proposal.tokens), Phase.DECODE, count, proposal)
-        return self.model.forward(batch, self.layers).logits
+        work = self._work(self._sequence(proposal.tokens), Phase.DECODE, count, proposal)
+        return self.engine.graphs.forward([work]).logits
 
     def _generate(self, depth: int, count: int) -> Iterator[int]:
         """Answer a prompt of `depth` pattern tokens with `count` tokens, one engine step after another."""
@@ -182,17 +187,16 @@ class Rig:
         request = Request(prompt=tuple(tokens), params=SamplingParams(), seed=0)
         return Sequence(request=request, max_tokens=1, tokens=list(tokens))
 
-    def _batch(
+    def _work(
         self, sequence: Sequence, phase: Phase, count: int, proposal: Proposal | None = None
-    ) -> StepBatch:
+    ) -> RowWork:
         if self.state.length + count > self.ctx:
             raise CapacityError(
                 f"{self.state.length} + {count} positions exceed the bench context of {self.ctx}; "
                 "ask for a smaller depth or fewer tokens"
             )
         self.state.reserve(count)
-        work = RowWork(Row(sequence, phase, count), self.state, proposal)
-        return build([work], self.ops.device)
+        return RowWork(Row(sequence, phase, count), self.state, proposal)
 
 
 def branching(tokens: Many[int]) -> Proposal:

@@ -46,4 +46,4 @@ def _kernels(name: str) -> list[str]:
 
     from pydflash.kernels.select import explain
 
-    return explain(torch.device(name))
+    return explain(torch.device(device.torch_name(name)))

@@ -166,7 +166,7 @@ def _runs(checkpoint: "Checkpoint") -> dict[str, dict[str, Any]]:
     """For each kind of device: can this build run the model there, with which kernels, and why not."""
     import torch
 
-    from pydflash.device import devices
+    from pydflash.device import devices, torch_name
     from pydflash.draft.files import is_drafter
     from pydflash.kernels.select import obstacles
     from pydflash.models import ARCHITECTURES
@@ -184,7 +184,7 @@ def _runs(checkpoint: "Checkpoint") -> dict[str, dict[str, Any]]:
     ops = _ops(checkpoint)
     runs: dict[str, dict[str, Any]] = {}
     for kind in sorted({device.name.partition(":")[0] for device in devices()}):
-        found = obstacles(torch.device(kind), formats, ops)
+        found = obstacles(torch.device(torch_name(kind)), formats, ops)
         kernels = {name: reasons + against for name, against in found.items()}
         runs[kind] = {"yes": not all(kernels.values()), "kernels": kernels}
     return runs

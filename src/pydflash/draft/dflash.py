@@ -18,11 +18,13 @@ from pydflash.draft.heads import Candidates, Head, PlainHead
 from pydflash.draft.layer import DraftLayer
 from pydflash.draft.markov import MarkovHead
 from pydflash.draft.selector import SelectorHead
-from pydflash.draft.steps import RowSpan, step
+from pydflash.draft.steps import RowSpan, runs, step
 from pydflash.draft.tensors import DraftTensors, Get
 from pydflash.errors import CheckpointError
-from pydflash.kernels.ops import OpTable, RowKind, Span, Weight
+from pydflash.kernels.ops import PAGE_SIZE, OpTable, RowKind, Span, StepBatch, Weight
+from pydflash.kernels.record import Captures, Recorder, page_widths, recorder
 from pydflash.kernels.ref.pointwise import rms_norm
+from pydflash.kernels.upload import fetch, staged
 from pydflash.layers.rope import rope_table
 from pydflash.quant.tensor import QuantTensor
 from pydflash.state.base import PagedKVSpec
@@ -33,6 +35,8 @@ Tensor = torch.Tensor
 
 CHUNK = 512
 """Features taken in at once: bounds the memory of a long prompt's."""
+_TAKEN = (1, 2, 4, 8, 16, 32)
+"""Features of one sequence for which taking in is captured."""
 
 
 class DFlash:
@@ -52,6 +56,7 @@ class DFlash:
         output: Weight,
         max_positions: int,
         output_rows: Callable[[Tensor], QuantTensor] | None = None,
+        record: Recorder | None = None,
     ) -> None:
         ops.require("store_kv", "top")
         if config.hidden != token_embd.cols:
@@ -63,6 +68,7 @@ class DFlash:
         self._ops = ops
         self._embd = token_embd
         self._max_positions = max_positions + config.block_size
+        self._max_pages = -(-self._max_positions // PAGE_SIZE)
         tensors = DraftTensors(get, ops)
         c, width = config, len(config.target_layers) * config.target_hidden
         self._fc = tensors.weight("dflash.fc.weight", cols=width)
@@ -71,10 +77,13 @@ class DFlash:
         self._layers, self._pairs = self._build(tensors)
         self._norm = tensors.dense("output_norm.weight", c.hidden)
         self._output, tokens = _vocabulary(tensors, c, output, output_rows)
-        self._tokens = None if tokens is None else tokens.numpy().astype(np.int32)
+        self._tokens = None if tokens is None else tokens.cpu().numpy().astype(np.int32)
         self._mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
         self._head: Head = _head(tensors, c, self._norm, token_embd)
         self.nbytes = tensors.nbytes
+        self._record = record or recorder(ops.device)
+        self._captures = None if self._record is None else Captures(self._record)
+        self._widths = () if self._record is None else page_widths(self._max_pages)
 
     @property
     def name(self) -> str:
@@ -99,6 +108,8 @@ class DFlash:
             feature_size=len(c.target_layers) * c.target_hidden,
             kv_format=kv_format,
             ops=self._ops,
+            scratch=self._captures is not None,
+            record=self._record,
         )
 
     def catch_up(self, contexts: Sequence[Context]) -> None:
@@ -131,8 +142,8 @@ class DFlash:
         if not live:
             return out
         anchors = [rows[i].tokens[-1] for i in live]
-        hidden = self._run(spans, length)
-        for i, found in zip(live, self._candidates(anchors, hidden, slots, top_k), strict=True):
+        best = self._best(spans, length, max(top_k, self._head.width))
+        for i, found in zip(live, self._candidates(anchors, best, slots), strict=True):
             out[i] = self._head.scores(found, top_k)
         return out
 
@@ -148,9 +159,31 @@ class DFlash:
 
     def _take_in(self, part: list[tuple[RingContext, int, Tensor]]) -> None:
         """Store keys and values for features f32 [n, F] of contexts at positions."""
-        c, ops = self.config, self._ops
         features = part[0][2] if len(part) == 1 else torch.cat([f for _, _, f in part])
-        batch = step([RowSpan(context, at, f.shape[0]) for context, at, f in part], ops.device)
+        spans = [RowSpan(context, at, f.shape[0]) for context, at, f in part]
+        store, count = part[0][0].store, features.shape[0]
+        width = next((n for n in _TAKEN if n >= count), None)
+        if self._captures is None or len(part) > 1 or width is None:
+            self._store(features, step(spans, self._ops.device), store)
+        else:
+            made = runs(spans, widths=self._widths, pad=width)
+            flat = staged(made.values, self._ops.device)
+            padded = features.new_zeros(width, features.shape[1])
+            padded[:count] = features
+            done = self._captures.run(
+                (store, width, made.pages),
+                [padded, flat],
+                self._ops.device,
+                lambda x: self._store(x[0], made.view(x[1]), store),
+            )
+            if done is None:
+                self._store(padded, made.view(flat.to(self._ops.device)), store)
+        for context, _, f in part:
+            context.stored(f.shape[0])
+
+    def _store(self, features: Tensor, batch: StepBatch, store: RingStore) -> list[Tensor]:
+        """Every layer's keys and values from features f32 [T, F], at the batch's places."""
+        c, ops = self.config, self._ops
         if self._aux is not None:
             slices = features.view(len(features), len(self._aux), -1)
             features = rms_norm(slices, self._aux, c.eps).flatten(1)
@@ -164,29 +197,39 @@ class DFlash:
         else:
             every = ops.norm_linear(x, self._hidden_norm, c.eps, self._pairs[0], batch.spans)
             pairs = list(every.chunk(c.layers, -1))
-        pages = part[0][0].store.kv.layers
-        for layer, kv, pair in zip(self._layers, pages, pairs, strict=True):
+        for layer, kv, pair in zip(self._layers, store.kv.layers, pairs, strict=True):
             ops.store_kv(pair, kv, layer.attention.args, batch)
-        for context, _, f in part:
-            context.stored(f.shape[0])
+        return []
 
-    def _run(self, spans: list[RowSpan], length: int) -> Tensor:
+    def _best(self, spans: list[RowSpan], length: int, top_k: int) -> list[Tensor]:
+        """The last hidden states of the drafted slots, f32 [R * slots, E], and `top` of their logits."""
+        store, device = spans[0].context.store, self._ops.device
+        made = runs(spans, widths=self._widths)
+
+        def work(x: list[Tensor]) -> list[Tensor]:
+            hidden = self._run(made.view(x[0]), store, length)
+            return [hidden, *self._ops.top(self._logits(hidden), top_k)]
+
+        flat = staged(made.values, device)
+        found = None
+        if self._captures is not None:
+            key = (store, len(spans), length, top_k, made.pages)
+            found = self._captures.run(key, [flat], device, work)
+        return work([flat.to(device)]) if found is None else found
+
+    def _run(self, batch: StepBatch, store: RingStore, length: int) -> Tensor:
         """Hidden states of the drafted slots before the last norm, f32 [R * slots, E]."""
-        batch = step(spans, self._ops.device)
         x = self._ops.embed(self._embd, batch.tokens)
         if self._mask is not None:
             x.view(-1, length, x.shape[1])[:, 1:] = self._mask
-        pages = spans[0].context.store.kv.layers
-        for layer, kv in zip(self._layers, pages, strict=True):
+        for layer, kv in zip(self._layers, store.kv.layers, strict=True):
             x = layer.forward(x, kv, batch, length)
+        x = self._ops.settle(x)
         if self.config.from_anchor:
             return x
         return x.view(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
 
-    def _candidates(
-        self, anchors: list[int], hidden: Tensor, slots: int, top_k: int
-    ) -> Iterator[Candidates]:
-        """Each sequence's best tokens by the network's own logits."""
+    def _logits(self, hidden: Tensor) -> Tensor:
         c = self.config
         spans = (Span(0, hidden.shape[0], RowKind.EXACT),)
         logits = self._ops.norm_linear(hidden, self._norm, c.eps, self._output, spans)
@@ -194,8 +237,14 @@ class DFlash:
             logits.mul_(c.logit_scale)
         if c.logit_softcap is not None:
             logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
-        found = self._ops.top(logits, max(top_k, self._head.width))
-        best, ids, total = (x.numpy() for x in found)
+        return logits
+
+    def _candidates(
+        self, anchors: list[int], found: list[Tensor], slots: int
+    ) -> Iterator[Candidates]:
+        """Each sequence's best tokens by the network's own logits."""
+        hidden = found[0]
+        best, ids, total = fetch(found[1:])
         tokens = ids.astype(np.int32) if self._tokens is None else self._tokens[ids]
         for r, anchor in enumerate(anchors):
             own = slice(r * slots, (r + 1) * slots)
@@ -277,7 +326,7 @@ def _vocabulary(
     if tensors.has("output.weight"):
         own = tensors.weight("output.weight", cols=c.hidden)
     elif output_rows is not None:
-        own = tensors.rows(output_rows(ids))
+        own = tensors.rows(output_rows(ids.cpu()))
     else:
         raise CheckpointError(
             "the drafter has a reduced vocabulary but no output.weight; convert it again"

@@ -15,6 +15,7 @@ from pydflash.draft.heads import Candidates, normalised
 from pydflash.draft.tensors import DraftTensors
 from pydflash.kernels.ops import RowKind, Span, Weight
 from pydflash.kernels.ref.pointwise import rms_norm
+from pydflash.kernels.upload import ints, upload
 
 Tensor = torch.Tensor
 
@@ -54,9 +55,8 @@ class DominoHead:
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape
         hidden = rms_norm(found.hidden, self._norm, self._eps)
-        outer = self._ops.embed(self._outer, torch.from_numpy(found.ids.flatten())).view(
-            slots, width, -1
-        )
+        ids = upload(found.ids.astype(np.int32), self._ops.device)
+        outer = self._ops.embed(self._outer, ids.flatten()).view(slots, width, -1)
         logits = found.logits.copy()
         logp = np.empty_like(logits)
         state, token = self._start[None], found.anchor
@@ -67,8 +67,8 @@ class DominoHead:
                 inner = _plus(self._ops.linear(features, self._inner, _ONE), self._inner_bias)
                 bias = outer[slot] @ torch.nn.functional.silu(inner[0])
                 if self._outer_bias is not None:
-                    bias = bias + self._outer_bias[torch.from_numpy(found.ids[slot])]
-                logits[slot] += bias.numpy()
+                    bias = bias + self._outer_bias[ids[slot]]
+                logits[slot] += bias.cpu().numpy()
             logp[slot] = normalised(logits[None, slot : slot + 1], _slot(found, slot))[0, 0]
             token = int(found.tokens[slot, logp[slot].argmax()])
         order = np.argsort(-logp, axis=1, kind="stable")[:, :top_k]
@@ -79,7 +79,7 @@ class DominoHead:
 
     def _step(self, state: Tensor, token: int) -> Tensor:
         """One GRU step f32 [1, H] on the embedding of a token."""
-        x = self._ops.embed(self._embd, torch.tensor([token], dtype=torch.int32))
+        x = self._ops.embed(self._embd, ints((token,), self._ops.device))
         put = _plus(self._ops.linear(x, self._input, _ONE), self._biases[0]).chunk(3, -1)
         kept = _plus(self._ops.linear(state, self._state, _ONE), self._biases[1]).chunk(3, -1)
         reset, update = (put[0] + kept[0]).sigmoid(), (put[1] + kept[1]).sigmoid()

@@ -12,6 +12,7 @@ from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.heads import Candidates, normalised, settle
 from pydflash.draft.tensors import DraftTensors
+from pydflash.kernels.upload import upload
 
 WIDTH = 32
 """Candidates by the uncorrected logits; the bias rarely lifts a token from farther down."""
@@ -35,9 +36,10 @@ class MarkovHead:
         slots, width = found.tokens.shape
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
-        first = self._ops.embed(self._first, torch.from_numpy(previous.reshape(-1)))
-        second = self._ops.embed(self._second, torch.from_numpy(found.ids.flatten()))
+        device = self._ops.device
+        first = self._ops.embed(self._first, upload(previous.reshape(-1), device))
+        second = self._ops.embed(self._second, upload(found.ids.astype(np.int32).flatten(), device))
         first = first.view(slots, width, -1)
-        bias = (first @ second.view(slots, width, -1).mT).numpy()
+        bias = (first @ second.view(slots, width, -1).mT).cpu().numpy()
         pair = normalised(found.logits[:, None] + bias, found)
         return settle(found.tokens, pair, top_k)

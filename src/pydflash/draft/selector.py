@@ -34,7 +34,8 @@ class SelectorHead:
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape
         spans = (Span(0, slots, RowKind.EXACT),)
-        h = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans).numpy()
+        projected = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans)
+        h = projected.cpu().numpy()
         previous = np.full((slots, width), found.anchor, np.int32)
         previous[1:] = found.tokens[:-1]
         a = self._before[previous] * h[:, None]  # [S, K, rank]

@@ -1,11 +1,14 @@
-"""RowSpan and step: runs of positions of several ring contexts as one StepBatch."""
+"""RowSpan and Runs: runs of positions of several ring contexts, in host integers and as one StepBatch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from pydflash.kernels.ops import RowKind, Span, StepBatch
+from pydflash.kernels.ops import PAGE_SIZE, RowKind, Span, StepBatch
+from pydflash.kernels.upload import upload
 from pydflash.state.ring import RingContext
 
 _NONE = torch.empty(0, dtype=torch.int64)  # no logits come from these steps
@@ -21,8 +24,47 @@ class RowSpan:
     tokens: tuple[int, ...] = ()
 
 
-def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
-    """Exact rows over ring contexts. Tells each context what is about to be overwritten."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Exact rows over ring contexts; `values` int32 is everything that goes to the device, in one buffer."""
+
+    values: npt.NDArray[np.int32]
+    cu_q: tuple[int, ...]
+    pages: int
+    tokens: int  # 0 where the step only stores
+
+    def view(self, flat: torch.Tensor) -> StepBatch:
+        """The step that these values mean, where `flat` holds them."""
+        total, count, pages = self.cu_q[-1], len(self.cu_q) - 1, self.pages
+        sizes = [total, total, total, count, count, count, count + 1, count * pages, self.tokens]
+        cuts = flat.split_with_sizes(sizes)
+        return StepBatch(
+            tokens=cuts[8]
+            if self.tokens
+            else cuts[0],  # of stores nobody looks, but they are counted
+            positions=cuts[0],
+            write_slots=cuts[1],
+            row_of=cuts[2],
+            base=cuts[3],
+            first=cuts[4],
+            slots=cuts[5],
+            starts=cuts[6],
+            page_table=cuts[7].view(count, pages),
+            kinds=(RowKind.EXACT,) * count,
+            cu_q=self.cu_q,
+            ancestors=None,
+            parents=None,
+            logit_rows=_NONE,
+            spans=(Span(0, total, RowKind.EXACT),),
+        )
+
+
+def runs(rows: Sequence[RowSpan], *, widths: Sequence[int] = (), pad: int = 0) -> Runs:
+    """Those rows; each context is told what is about to be overwritten.
+
+    `widths`: of page tables, of which the narrowest that fits is taken (none: no wider than needed). `pad`:
+    tokens to grow to, of a step that only stores: they are the last row's and fall on scratch.
+    """
     cu_q = [0]
     positions: list[int] = []
     places: list[int] = []
@@ -34,36 +76,31 @@ def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
         places += [row.context.place(p) for p in range(row.start, end)]
         row_of += [r] * row.count
         cu_q.append(cu_q[-1] + row.count)
+    if pad:
+        scratch, more = rows[0].context.store.kv.scratch, pad - cu_q[-1]
+        assert scratch is not None
+        positions += [0] * more
+        places += [scratch * PAGE_SIZE + i % PAGE_SIZE for i in range(more)]
+        row_of += [len(rows) - 1] * more
+        cu_q[-1] = pad
     tables = [row.context.table(row.start + row.count) for row in rows]
     pages = max(map(len, tables))
-    total, count = cu_q[-1], len(rows)
+    pages = next((n for n in widths if n >= pages), pages)
     tokens = [t for row in rows for t in row.tokens]
     flat = positions + places + row_of
     for row in rows:
         flat.append(row.start)
     for row in rows:
         flat.append(min(row.context.first, row.start))
-    flat += [0] * count
+    flat += [0] * len(rows)
+    flat += cu_q
     for table in tables:
         flat += table + [0] * (pages - len(table))
     flat += tokens
-    # One tensor in one go: a dozen small ones would cost more than a layer of the network.
-    ints = torch.tensor(flat, dtype=torch.int32, device=device)
-    sizes = [total, total, total, count, count, count, count * pages, len(tokens)]
-    cuts = ints.split_with_sizes(sizes)
-    return StepBatch(
-        tokens=cuts[7] if tokens else cuts[0],  # of stores nobody looks, but they are counted
-        positions=cuts[0],
-        write_slots=cuts[1],
-        row_of=cuts[2],
-        base=cuts[3],
-        first=cuts[4],
-        slots=cuts[5],
-        page_table=cuts[6].view(count, pages),
-        kinds=(RowKind.EXACT,) * count,
-        cu_q=tuple(cu_q),
-        ancestors=None,
-        parents=None,
-        logit_rows=_NONE,
-        spans=(Span(0, total, RowKind.EXACT),),
-    )
+    return Runs(values=np.array(flat, np.int32), cu_q=tuple(cu_q), pages=pages, tokens=len(tokens))
+
+
+def step(rows: Sequence[RowSpan], device: torch.device) -> StepBatch:
+    """Those rows on the device. One copy: a dozen small ones would cost more than a layer of the network."""
+    made = runs(rows)
+    return made.view(upload(made.values, device))

@@ -11,14 +11,17 @@ import torch
 from pydflash.draft.base import Context, DraftRow
 from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
+from pydflash.engine.graphs import GraphPool, Ran
 from pydflash.engine.request import FinishReason, Phase, Request, Sequence, StepResult
 from pydflash.engine.scheduler import Scheduler, StepPlan
 from pydflash.engine.states import States
-from pydflash.errors import ContextLengthError, NonFiniteError, RequestError
-from pydflash.models.base import Model, StepOutput
+from pydflash.errors import ContextLengthError, EngineError, NonFiniteError, RequestError
+from pydflash.kernels.upload import rows_of, trim
+from pydflash.models.base import Model
+from pydflash.sampling.ask import Ask
 from pydflash.sampling.mask import TokenMask
 from pydflash.sampling.penalties import has_penalties
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
@@ -39,14 +42,17 @@ class Engine:
         eog: frozenset[int],
         vocab_size: int | None = None,
         proposer: Proposer | None = None,
+        graphs: GraphPool | None = None,
     ) -> None:
-        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it."""
+        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it. `graphs`: made for
+        the proposer's taps."""
         self.model = model
         self.states = states
         self.max_ctx = max_ctx
         self.eog = eog
         self.proposer = proposer or PlainProposer()
-        self.sampler = Sampler(vocab_size or model.vocab_size)
+        self.graphs = graphs or GraphPool(model, states, max_ctx=max_ctx, taps=self.proposer.taps)
+        self.sampler = Sampler(vocab_size or model.vocab_size, states.kv.ops)
         self.scheduler = Scheduler(
             max_running=max_running,
             prefill_chunk=prefill_chunk,
@@ -133,11 +139,13 @@ class Engine:
         if not work:
             return []
         drafted = time.perf_counter()
-        batch = batches.build(work, self.states.kv.ops.device)
-        output = self.model.forward(batch, self.states.layers, frozenset(self.proposer.taps))
-        walks = self._verify(work, output)
+        try:
+            ran = self.graphs.forward(work)
+            walks = self._verify(work, ran)
+        except torch.OutOfMemoryError:
+            return [self._give_way(work)]
         paths = self._commit(work, walks)
-        contexts = self._feed(work, paths, output)
+        contexts = self._feed(work, paths, ran)
         results = self._update(work, walks)
         spent = Spent(
             draft_s=drafted - begun,
@@ -184,7 +192,7 @@ class Engine:
             fresh=not sequence.draft.rounds,
         )
 
-    def _verify(self, work: Many[RowWork], output: StepOutput) -> dict[int, Walk]:
+    def _verify(self, work: Many[RowWork], ran: Ran) -> dict[int, Walk]:
         """Walk every row that has logits. Keys are indices into `work`."""
         rows, proposals, starts = [], [], []
         at = 0
@@ -207,7 +215,7 @@ class Engine:
         def is_last(r: int, drawn: list[int]) -> bool:
             return self._finish(sequences[r], drawn) is not None
 
-        walks = verify(self.sampler, output.logits, proposals, starts, ask, is_last)
+        walks = verify(self.sampler, ran.logits, proposals, starts, ask, is_last)
         return dict(zip(rows, walks, strict=True))
 
     def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
@@ -251,14 +259,11 @@ class Engine:
                 self.states.offer(w.row.sequence)
         return paths
 
-    def _feed(
-        self, work: Many[RowWork], paths: Many[Many[int]], output: StepOutput
-    ) -> list[Context]:
+    def _feed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """Give each drafter context the features of the positions just committed."""
-        taps = self.proposer.taps
-        if not taps:
+        features = ran.features
+        if features is None:
             return []
-        features = torch.cat([output.taps[layer] for layer in taps], dim=1)  # [T, n * E]
         fed: list[Context] = []
         first = 0
         for w, path in zip(work, paths, strict=True):
@@ -266,8 +271,10 @@ class Engine:
             if context is not None and w.row.sequence.request.speculate:
                 nodes = [first + node for node in path]
                 # A view would keep the whole step's features alive for as long as it waits.
-                rows = features if len(nodes) == len(features) else features[nodes]
-                context.append(w.state.length - len(path), rows)
+                whole = ran.lasts and len(nodes) == len(features)
+                context.append(
+                    w.state.length - len(path), features if whole else rows_of(features, nodes)
+                )
                 fed.append(context)
             first += w.tokens
         return fed
@@ -311,6 +318,25 @@ class Engine:
                 self._end(sequence)
             results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))
         return results
+
+    def _give_way(self, work: Many[RowWork]) -> StepResult:
+        """The step found no memory: its largest request fails, the prompt being read if there is one. What
+        the others had stored may be half advanced: they begin again."""
+        victim = max((w.row for w in work), key=lambda r: (r.phase is Phase.PREFILL, r.count))
+        for w in work:
+            if w.row is victim:
+                self.states.release(w.row.sequence)
+            else:
+                self.scheduler.preempt(w.row.sequence)
+        trim(self.states.kv.ops.device)
+        sequence = victim.sequence
+        sequence.finish = "error"
+        self._end(sequence)
+        error = EngineError(
+            "the device ran out of memory; give it fewer sequences (--max-concurrency), a smaller "
+            "--prefill-chunk or --max-ctx"
+        )
+        return StepResult.of(sequence, error=error)
 
     def _end(self, sequence: Sequence) -> None:
         sequence.phase = Phase.FINISHED

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydflash.config import StateConfig, StepConfig
+from pydflash.engine.graphs import TOKENS
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.base import Footprint
@@ -16,6 +17,11 @@ from pydflash.state.kv import page_bytes
 
 RESERVE_BYTES = 256 << 20
 """Left for what is not the model's: torch, the tokenizer, Python, the buffers of libraries."""
+GPU_RESERVE_BYTES = 512 << 20
+"""Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks."""
+
+CPU_CHUNK, GPU_CHUNK = 256, 1024
+"""Prompt tokens of a step: a GPU is busy only with many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,9 @@ class MemoryPlan:
     taps: int = 0  # what of the widest step goes to the drafter
     drafter: int = 0  # its weights
     rings: int = 0  # what it remembers of every sequence
+    graphs: int = 0  # what captured steps keep of their results, and the places that padding writes
+    reserve: int = RESERVE_BYTES
+    chunk: int = 256  # prompt tokens of a step
 
     @property
     def kv(self) -> int:
@@ -55,7 +64,7 @@ class MemoryPlan:
     def lasting(self) -> int:
         """What is held from load on."""
         own = self.weights + self.decoded + self.rope + self.kv + self.recurrent
-        return own + self.drafter + self.rings
+        return own + self.drafter + self.rings + self.graphs
 
     @property
     def step(self) -> int:
@@ -77,11 +86,12 @@ class MemoryPlan:
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
             *([recurrent] if self.slots else []),
             *([drafter] if self.drafter else []),
+            *([f"captured steps {_mib(self.graphs)}"] if self.graphs else []),
             f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
             f"logits {_mib(self.logits)}{taps}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
             f"in all {_mib(self.lasting + self.step)} of {_mib(self.available)} free, "
-            f"reserve {_mib(RESERVE_BYTES)}",
+            f"reserve {_mib(self.reserve)}",
         ]
 
 
@@ -97,11 +107,12 @@ def plan_memory(
     drafter: int = 0,
     rings: int = 0,
     features: int = 0,
+    on_gpu: bool = False,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
     `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts;
-    `features`: of what one position gives it.
+    `features`: of what one position gives it. `on_gpu`: steps are captured, and the reserve is a GPU's.
     """
     step = step or StepConfig()
     sequences = state.max_concurrency
@@ -110,19 +121,25 @@ def plan_memory(
     slots = (1 + state.captures) * sequences if slot else 0
     exact = step.max_exact_rows + sequences * nodes
     tape = exact * sum(s.tape_bytes for s in recurrent_specs(specs))
-    activations = (exact + step.prefill_chunk) * footprint.token
+    chunk = step.prefill_chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
+    activations = (exact + chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
     # The layers' outputs, those of a row side by side, and what its context takes.
-    taps = 3 * (exact + step.prefill_chunk) * features
+    taps = 3 * (exact + chunk) * features
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
-    fixed += taps + drafter + rings
-    room = available - fixed - RESERVE_BYTES
+    graphs, reserve = 0, RESERVE_BYTES
+    if on_gpu:
+        widths = [n for n in TOKENS if n < 2 * sequences * nodes]
+        graphs = sum(widths) * footprint.logits + page + slot
+        reserve = GPU_RESERVE_BYTES
+    fixed += taps + drafter + rings + graphs
+    room = available - fixed - reserve
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
     each = sequences * page + PAGE_SIZE * footprint.position
     fits = max(0, room // each)
     if fits < 1:
         raise CapacityError(
-            f"the model needs {_mib(fixed)} and {_mib(RESERVE_BYTES)} of reserve, "
+            f"the model needs {_mib(fixed)} and {_mib(reserve)} of reserve, "
             f"{_mib(available)} are free; use a smaller model or quantisation, or free memory"
         )
     if state.max_ctx > model_ctx:
@@ -164,6 +181,9 @@ def plan_memory(
         taps=taps,
         drafter=drafter,
         rings=rings,
+        graphs=graphs,
+        reserve=reserve,
+        chunk=chunk,
     )
 
 

@@ -95,7 +95,7 @@ class Scheduler:
                 if victim is sequence and sequence.phase is Phase.DECODE and count > 1:
                     count = 1  # a narrow step may still fit
                     continue
-                self._preempt(victim)
+                self.preempt(victim)
                 preempted.append(victim)
                 if victim is sequence:
                     count = 0
@@ -140,7 +140,8 @@ class Scheduler:
             self._pages.wanted(s, len(s.tokens) - s.stored + self._width) for s in self.running
         )
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's pages; it waits again, ahead of all."""
         self.running.remove(sequence)
         self._pages.release(sequence)
         sequence.phase = Phase.WAITING

@@ -6,6 +6,7 @@ slots are needed.
 
 from collections.abc import Sequence as Many
 
+from pydflash.engine.columns import Scratch
 from pydflash.engine.request import Sequence
 from pydflash.kernels.ops import PAGE_SIZE, PagedKV, Recurrent
 from pydflash.state.base import PagedKVSpec, StateSpec
@@ -42,6 +43,14 @@ class States:
         self.cache = cache
         self.captures = captures
         self._of: dict[int, SequenceState] = {}
+
+    @property
+    def scratch(self) -> Scratch | None:
+        """Where padding may write, if room was kept for that."""
+        if self.kv.scratch is None:
+            return None
+        slot = None if self.recurrent is None else self.recurrent.scratch
+        return Scratch(page=self.kv.scratch, slot=slot or 0)
 
     def of(self, sequence: Sequence) -> SequenceState:
         return self._of[sequence.request.id]

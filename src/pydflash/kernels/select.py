@@ -12,7 +12,8 @@ from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Missing, OpTable
 from pydflash.kernels.ref import ops as ref_ops
 
-_BACKENDS = ("cpu", "ref")
+_BACKENDS = ("triton", "cpu", "ref")
+_ELSEWHERE = {"cpu": "triton", "cuda": "cpu"}  # the backend that is for other devices than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,10 @@ def explain(device: torch.device) -> list[str]:
 def obstacles(
     device: torch.device, formats: Iterable[str], ops: Iterable[str]
 ) -> dict[str, list[str]]:
-    """For each backend, what keeps it from running a model with weights of these formats that needs these
-    ops (names of OpTable fields) on `device`. Nothing: it can."""
-    return {name: _obstacles(name, device, formats, ops) for name in _BACKENDS}
+    """For each backend of such devices, what keeps it from running a model with weights of these formats
+    that needs these ops (names of OpTable fields). Nothing: it can."""
+    names = [name for name in _BACKENDS if name != _ELSEWHERE.get(device.type)]
+    return {name: _obstacles(name, device, formats, ops) for name in names}
 
 
 def _obstacles(
@@ -77,10 +79,14 @@ def _obstacles(
 
 
 def _reason(name: str, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return "this version's engine runs on the CPU only"
     if name == "ref":
         return None
+    if name == "triton":
+        from pydflash.kernels.triton import support
+
+        return support.unavailable(device)
+    if device.type != "cpu":
+        return "these kernels are for the CPU"
     from pydflash.kernels.cpu import library
 
     return library.unavailable()
@@ -91,4 +97,8 @@ def _make(name: str, device: torch.device, threads: int) -> OpTable:
         from pydflash.kernels.cpu import ops as cpu_ops
 
         return cpu_ops.build_ops(device, threads)
+    if name == "triton":
+        from pydflash.kernels.triton import ops as triton_ops
+
+        return triton_ops.build_ops(device)
     return ref_ops.build_ops(device)

@@ -93,8 +93,11 @@ class Decoder:
         for layer, block in enumerate(self.blocks):
             x = block.forward(x, states[layer], batch)
             if layer in taps:
+                x = self.ops.settle(x)
                 tapped[layer] = x.clone()
         wanted = batch.logit_rows
+        if len(wanted) != len(x):
+            x = self.ops.settle(x)
         if not len(wanted):
             return StepOutput(x.new_empty(0, self.vocab_size), tapped)
         if len(wanted) != len(x):

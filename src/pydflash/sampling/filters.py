@@ -47,6 +47,41 @@ def filter_row(row: F32, params: SamplingParams) -> Candidates:
     return Candidates(ids=ids, scores=scores)
 
 
+def filter_best(
+    ids: Ids, row: F32, params: SamplingParams, log_total: float | None
+) -> Candidates | None:
+    """Survivors, from the best of a longer row alone: ids [n] and their logits f32 [n], best first.
+
+    None when these do not prove what `filter_row` would find in the whole; else it is that, bit for bit.
+    `log_total` is logsumexp(logits / temperature) of the whole row to f32's precision, if known.
+    """
+    top = float(row[0])
+    if params.top_k:
+        if params.top_k > len(ids):
+            return None
+        ids, row = ids[: params.top_k], row[: params.top_k]
+    weights = _weights(row, top, params.temperature)
+    size = len(ids)
+    if params.top_p < 1.0:
+        if params.top_k:
+            size = _prefix(weights, params.top_p * float(weights.sum())) or size
+        elif log_total is None or not math.isfinite(log_total):
+            return None
+        else:
+            size = _proven(weights, params.top_p, log_total - top / params.temperature, log_total)
+            if not size:
+                return None
+    elif not params.top_k and not (params.min_p > 0.0 and weights[-1] < params.min_p * 0.999999):
+        return None
+    ids, row, weights = ids[:size], row[:size], weights[:size]
+    if params.min_p > 0.0:
+        kept = weights >= params.min_p
+        ids, row = ids[kept], row[kept]
+    scores = row.astype(np.float64)
+    scores /= params.temperature
+    return Candidates(ids=ids, scores=scores)
+
+
 def best(row: F32, count: int) -> Ids:
     """The `count` best token ids, ordered by (logit descending, id ascending)."""
     if count <= 0:
@@ -98,9 +133,21 @@ def _nucleus(row: F32, ids: Ids | None, params: SamplingParams) -> Ids:
 
 def _prefix(weights: F64, goal: float) -> int:
     """Length of the shortest prefix whose sum reaches `goal`; 0 when none does."""
+    if not len(weights):
+        return 0
     reached = np.cumsum(weights) >= goal
     at = int(np.argmax(reached))
     return at + 1 if reached[at] else 0
+
+
+def _proven(weights: F64, top_p: float, log_sum: float, scale: float) -> int:
+    """`_prefix` for a goal known to f32's precision (of numbers of `scale`); 0 when that leaves doubt."""
+    doubt = 2e-5 + 1e-6 * abs(scale)
+    if doubt > 0.1 or log_sum > 700.0:
+        return 0
+    goal = top_p * math.exp(log_sum)
+    size = _prefix(weights, goal * (1.0 + doubt))
+    return size if size and not _prefix(weights[: size - 1], goal * (1.0 - doubt)) else 0
 
 
 def _floor(row: F32, ids: Ids | None, params: SamplingParams) -> Ids:

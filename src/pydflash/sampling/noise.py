@@ -34,7 +34,12 @@ def key(seed: int, choice: int, position: int) -> int:
 
 def weyl(vocab_size: int) -> U64:
     """The part of the counter that depends on the token id alone: uint64 [vocab_size]."""
-    return np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return counters(np.arange(vocab_size, dtype=np.int64))
+
+
+def counters(ids: Ids) -> U64:
+    """That part for some tokens."""
+    return (ids + 1).astype(np.uint64) * np.uint64(_GOLDEN)
 
 
 def uniforms(counter: U64, noise_key: int) -> F64:

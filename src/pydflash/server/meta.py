@@ -97,7 +97,7 @@ async def props(request: Request) -> Json:
             },
             "reasoning": {"default": "off", "supported": True, "supported_efforts": list(EFFORTS)},
             "runtime": {
-                "backend": "cpu",
+                "backend": facts.device.partition(":")[0],
                 "ops": facts.ops,
                 "kv_cache_k": facts.cache_types[0],
                 "kv_cache_v": facts.cache_types[1],

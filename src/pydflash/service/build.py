@@ -4,6 +4,7 @@ The only file that knows every part.
 """
 
 import ctypes
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -16,16 +17,24 @@ import torch
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
 from pydflash.config import EngineConfig, KvFormat, PrefixChoice
-from pydflash.device import available_memory_bytes, default_threads
+from pydflash.device import default_threads, free_bytes
 from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
+from pydflash.engine.graphs import GraphPool
 from pydflash.engine.memory import MemoryPlan, plan_memory
 from pydflash.engine.states import States, layer_states
 from pydflash.errors import CheckpointError, ConfigError
 from pydflash.kernels import select
-from pydflash.kernels.ops import PAGE_SIZE
+from pydflash.kernels.ops import PAGE_SIZE, OpTable
+from pydflash.kernels.upload import end_pushes
 from pydflash.models.load import describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
+from pydflash.service.placement import (
+    check_draft_device,
+    first_fit,
+    kernels_for,
+    target_devices,
+)
 from pydflash.service.thread import EngineThread
 from pydflash.spec.proposer import Proposer
 from pydflash.state.base import recurrent_specs
@@ -37,6 +46,8 @@ from pydflash.text.builtin import builtin_template
 from pydflash.text.template import ChatTemplate
 from pydflash.text.tokenizer import Tokenizer
 from pydflash.text.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +61,7 @@ class Loaded:
     template: ChatTemplate
     plan: MemoryPlan
     ops: str
+    device: str
     threads: int
     load_s: float
     drafter: str | None  # what drafts, if anything does
@@ -58,8 +70,8 @@ class Loaded:
     def lines(self) -> list[str]:
         """What was chosen at load, for a person to read."""
         return [
-            f"{self.name}: {self.engine.model.arch}, {self.ops} kernels, {self.threads} threads, "
-            f"loaded in {self.load_s:.2f} s",
+            f"{self.name}: {self.engine.model.arch}, {self.ops} kernels on {self.device}, "
+            f"{self.threads} threads, loaded in {self.load_s:.2f} s",
             f"drafts by {self.drafter}" if self.drafter else "no drafts",
             *self.plan.lines(),
         ]
@@ -82,8 +94,6 @@ def load(
     # Before the weights, so that what building it needs for a moment is not on top of them.
     tokenizer, template = build_language(checkpoint)
     _trim()
-    device = torch.device("cpu")
-    ops = select.build(device, ops=config.runtime.ops, threads=threads)
     sequences = config.state.max_concurrency
     facts = TargetFacts(
         layers=described.config.layers,
@@ -97,18 +107,32 @@ def load(
         if proposer is not None
         else choose(config.spec, facts, config.state.max_ctx or described.config.max_positions)
     )
-    plan = plan_memory(
-        footprint=described.footprint(ops),
-        specs=described.config.state_specs(),
-        model_ctx=described.config.max_positions,
-        state=config.state,
-        available=available_memory_bytes(),
-        step=config.step,
-        nodes=proposer.max_nodes if proposer else drafting.settings.max_nodes if drafting else 1,
-        drafter=drafting.nbytes if drafting else 0,
-        rings=drafting.rings(sequences) if drafting else 0,
-        features=drafting.features if drafting else 0,
-    )
+    nodes = proposer.max_nodes if proposer else drafting.settings.max_nodes if drafting else 1
+
+    def fit(device: torch.device) -> tuple[OpTable, MemoryPlan]:
+        kernels = kernels_for(device, config.runtime.ops)
+        ops = select.build(device, ops=kernels, threads=threads)
+        return ops, plan_memory(
+            footprint=described.footprint(ops),
+            specs=described.config.state_specs(),
+            model_ctx=described.config.max_positions,
+            state=config.state,
+            available=free_bytes(str(device)),
+            step=config.step,
+            nodes=nodes,
+            drafter=drafting.nbytes if drafting else 0,
+            rings=drafting.rings(sequences) if drafting else 0,
+            features=drafting.features if drafting else 0,
+            on_gpu=device.type != "cpu",
+        )
+
+    ops, plan = first_fit(target_devices(config.runtime), fit)
+    check_draft_device(config.runtime, ops.device)
+    on_gpu = ops.device.type != "cpu"
+    if on_gpu:
+        torch.cuda.set_device(ops.device)  # of this thread, which will drive the engine
+    for line in plan.lines() if on_gpu else ():
+        log.info(line)
     done = 0
 
     def tell(nbytes: int) -> None:
@@ -119,11 +143,21 @@ def load(
 
     model = described.load(ops, plan.max_ctx, tell)
     specs = model.state_specs()
-    kv = KvStore(specs, plan.pages, config.state.cache_type_k, config.state.cache_type_v, ops)
-    recurrent = RecurrentStore(recurrent_specs(specs), plan.slots, ops) if plan.slots else None
+    kv = KvStore(
+        specs,
+        plan.pages,
+        config.state.cache_type_k,
+        config.state.cache_type_v,
+        ops,
+        scratch=on_gpu,
+    )
+    recurrent = None
+    if plan.slots:
+        recurrent = RecurrentStore(recurrent_specs(specs), plan.slots, ops, scratch=on_gpu)
     drafter, rings = None, None
     if drafting is not None:
         drafter, rings = build_drafter(drafting, checkpoint, model, ops, sequences)
+    end_pushes()
     if not ops.borrows:
         checkpoint.release()
     _trim()
@@ -135,21 +169,26 @@ def load(
         recurrent,
         layer_states(specs, kv, recurrent),
         rings=rings,
-        cache=_prefix_cache(config, pool, recurrent),
+        cache=_prefix_cache(config, plan.chunk, pool, recurrent),
         captures=config.state.captures,
     )
+    taps = drafter.taps if drafter is not None else proposer.taps if proposer is not None else ()
+    graphs = GraphPool(model, states, max_ctx=plan.max_ctx, taps=taps)
     if drafting is not None and drafter is not None:
-        proposer = build_speculator(drafting, drafter, model, states)
+        proposer = build_speculator(drafting, drafter, graphs, states, plan.max_ctx)
+    else:
+        graphs.capture([nodes])
     engine = Engine(
         model,
         states,
         max_ctx=plan.max_ctx,
         max_running=sequences,
-        prefill_chunk=config.step.prefill_chunk,
+        prefill_chunk=plan.chunk,
         max_exact_rows=config.step.max_exact_rows,
         eog=tokenizer.eog,
         vocab_size=tokenizer.vocab_size,
         proposer=proposer,
+        graphs=graphs,
     )
     return Loaded(
         name=checkpoint.meta.str("general.name", default=path.stem),
@@ -159,6 +198,7 @@ def load(
         template=template,
         plan=plan,
         ops=ops.name,
+        device=str(ops.device),
         threads=threads,
         load_s=time.perf_counter() - start,
         drafter=_drafter_name(drafting),
@@ -166,12 +206,12 @@ def load(
 
 
 def _prefix_cache(
-    config: EngineConfig, pool: PagePool, recurrent: RecurrentStore | None
+    config: EngineConfig, chunk: int, pool: PagePool, recurrent: RecurrentStore | None
 ) -> PrefixCache | None:
     if config.state.prefix_cache == "off":
         return None
     answers = config.state.prefix_cache == "on"
-    return PrefixCache(pool, recurrent, grid=config.step.prefill_chunk, answers=answers)
+    return PrefixCache(pool, recurrent, grid=chunk, answers=answers)
 
 
 def _drafter_name(drafting: Drafting | None) -> str | None:
@@ -226,13 +266,9 @@ def _check_vocabulary(tokenizer: Tokenizer, rows: int, path: Path) -> None:
 
 
 def _check(config: EngineConfig) -> None:
-    if config.runtime.target_device not in ("auto", "cpu"):
-        raise ConfigError(
-            f"--target-device {config.runtime.target_device}: this version runs on cpu only"
-        )
     chunk = config.step.prefill_chunk
-    if chunk < PAGE_SIZE or chunk % PAGE_SIZE:
-        raise ConfigError(f"--prefill-chunk {chunk} must be a multiple of {PAGE_SIZE}")
+    if chunk < 0 or chunk % PAGE_SIZE:
+        raise ConfigError(f"--prefill-chunk {chunk} must be 0 or a multiple of {PAGE_SIZE}")
     if config.state.max_concurrency < 1 or config.step.max_exact_rows < 1:
         raise ConfigError("--max-concurrency and --max-exact-rows must be 1 or more")
     for form in (config.state.cache_type_k, config.state.cache_type_v):

@@ -214,6 +214,7 @@ class ModelFacts:
     template_source: str = ""
     max_concurrency: int = 1
     ops: str = ""
+    device: str = "cpu"
     cache_types: tuple[str, str] = ("f16", "f16")
     plan: tuple[str, ...] = ()
 

@@ -16,6 +16,7 @@ from pydflash.draft.files import DraftFile, open_drafter
 from pydflash.draft.fit import TargetFacts, check_fit
 from pydflash.draft.lookup import PromptLookup
 from pydflash.draft.shipped import shipped_drafter
+from pydflash.engine.graphs import GraphPool
 from pydflash.engine.profile import measure_steps
 from pydflash.engine.states import States
 from pydflash.errors import ConfigError
@@ -23,6 +24,7 @@ from pydflash.kernels.ops import OpTable
 from pydflash.models.base import Model
 from pydflash.quant.tensor import QuantTensor
 from pydflash.spec.cost import CostModel
+from pydflash.spec.ddtree import WIDE
 from pydflash.spec.policy import Policy, Settings
 from pydflash.spec.speculator import Speculator
 from pydflash.state.ring import RingStore
@@ -113,12 +115,12 @@ def build_drafter(
 
 
 def build_speculator(
-    drafting: Drafting, drafter: Drafter, model: Model, states: States
+    drafting: Drafting, drafter: Drafter, graphs: GraphPool, states: States, max_ctx: int
 ) -> Speculator:
     """The proposer, its idea of costs measured on the machine as it is now."""
     cost = CostModel()
     cost.profile(
-        measure_steps(model, states, min(drafting.settings.max_nodes, model.max_positions)),
+        measure_steps(graphs, states, min(drafting.settings.max_nodes, max_ctx)),
         _measure_drafts(drafter, states),
     )
     return Speculator(drafter, Policy(drafting.settings, cost))
@@ -132,14 +134,15 @@ def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, fl
     assert context is not None
     measured = []
     try:
-        context.append(0, torch.zeros(8, states.rings.feature_size))
+        device = states.kv.ops.device
+        context.append(0, torch.zeros(8, states.rings.feature_size, device=device))
         row = DraftRow(tokens=[1] * 9, context=context)
-        drafter.score([row], 1, 8)  # the first finds cold caches
+        drafter.score([row], 1, WIDE)  # the first finds cold caches
         for slots in sorted({1, 3, (drafter.slots + 1) // 2, drafter.slots}):
             tries = []
             for _ in range(3):
                 begun = time.perf_counter()
-                drafter.score([row], slots, 8)
+                drafter.score([row], slots, WIDE)
                 tries.append(time.perf_counter() - begun)
             measured.append((min(slots, drafter.slots), 1, min(tries)))
     finally:

@@ -79,6 +79,7 @@ class ChatService:
             template_source=template.source,
             max_concurrency=engine_config.state.max_concurrency,
             ops=loaded.ops,
+            device=loaded.device,
             cache_types=(engine_config.state.cache_type_k, engine_config.state.cache_type_v),
             plan=tuple(loaded.lines()),
         )

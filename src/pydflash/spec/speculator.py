@@ -6,6 +6,8 @@ It decides how many tokens one pass may settle, never which: the target's own dr
 import logging
 from collections.abc import Callable, Sequence
 
+import torch
+
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
@@ -48,10 +50,15 @@ class Speculator:
         if any(row.fresh for row in rows):
             self.policy.hope_anew()
         self._slots = min(self.policy.slots(len(rows), context, beside), self.drafter.slots)
+        top_k = self.policy.settings.top_k
+        try:
+            self._scores = self.drafter.score(rows, self._slots, top_k) if self._slots else []
+        except torch.OutOfMemoryError:
+            log.warning("no memory left to draft; this round goes without")
+            self._slots = 0
         if not self._slots:
             self._scores = [DraftScores.nothing()] * len(rows)
             return [Proposal.root(root) for root in roots]
-        self._scores = self.drafter.score(rows, self._slots, self.policy.settings.top_k)
         return self.policy.trees(roots, self._scores, context=context, beside=beside)
 
     def settle(
@@ -60,7 +67,10 @@ class Speculator:
         """Take in what waits, and learn from the round."""
         behind = [c for c in contexts if c.num_pending >= CATCH_UP]
         if behind:
-            self.drafter.catch_up(behind)
+            try:
+                self.drafter.catch_up(behind)
+            except torch.OutOfMemoryError:
+                log.warning("no memory left for the drafter's context; it waits")
         if outcomes:
             self._learn(outcomes, spent)
         if self.on_round is not None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from pydflash.errors import EngineError
+from pydflash.sampling.ask import Ask, Stretch
 from pydflash.sampling.draw import Draw
-from pydflash.sampling.sampler import Ask, Sampler
+from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 
 
@@ -41,19 +42,19 @@ def verify(
     that ends the row (its grammar cannot go on). `is_last(row, drawn)` says that the latest drawn token ends
     the row, where plain decoding would have stopped.
     """
-    rows = sampler.rows(logits)
-    walks = []
-    for r, proposal in enumerate(proposals):
-        walk = Walk()
-        walks.append(walk)
+    walks = [Walk() for _ in proposals]
+    asks = [_asked(ask, r, [], walk) for r, walk in enumerate(walks)]
+    stretches = [
+        Stretch(ask=asked, first=first, depth=proposal.depth)
+        for asked, first, proposal in zip(asks, starts, proposals, strict=True)
+        if asked is not None
+    ]
+    rows = sampler.rows(logits, stretches)
+    for r, (walk, proposal) in enumerate(zip(walks, proposals, strict=True)):
         drawn: list[int] = []
-        while True:
-            try:
-                asked = ask(r, drawn)
-            except EngineError as error:
-                walk.error = error
-                break
-            draw = sampler.draw(rows[starts[r] + walk.path[-1]], asked)
+        asked = asks[r]
+        while asked is not None:
+            draw = rows.draw(starts[r] + walk.path[-1], asked)
             if isinstance(draw, EngineError):
                 walk.error = draw
                 break
@@ -63,4 +64,16 @@ def verify(
             if child is None or is_last(r, drawn):
                 break
             walk.path.append(child)
+            asked = _asked(ask, r, drawn, walk)
     return walks
+
+
+def _asked(
+    ask: Callable[[int, list[int]], Ask], row: int, drawn: list[int], walk: Walk
+) -> Ask | None:
+    """How to draw next, or None when that cannot be said, which ends the walk."""
+    try:
+        return ask(row, drawn)
+    except EngineError as error:
+        walk.error = error
+        return None

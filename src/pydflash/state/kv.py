@@ -6,10 +6,13 @@ Layout of a page: see `kernels.ops.PagedKV`. The store holds tensors; who owns w
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
+from pydflash.kernels.record import Captures, Recorder, recorder
+from pydflash.kernels.upload import ints, staged
 from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
 Tensor = torch.Tensor
@@ -20,6 +23,9 @@ _DTYPES = {
     "bf16": torch.bfloat16,
     "q8_0": torch.int8,
 }
+
+_MOVED = (8, 16, 32, 64)
+"""Positions whose move is captured."""
 
 
 def page_bytes(specs: Sequence[StateSpec], k_format: str, v_format: str) -> int:
@@ -41,7 +47,12 @@ class KvStore:
         k_format: str,
         v_format: str,
         ops: OpTable,
+        *,
+        scratch: bool = False,
+        record: Recorder | None = None,
     ) -> None:
+        """`scratch`: have one page more, which nobody owns and padding may write; copies are then captured,
+        by `record` or the device's own way."""
         paged = paged_specs(specs)
         for spec in paged:
             for form in (k_format, v_format):
@@ -52,8 +63,15 @@ class KvStore:
                     )
         self.num_pages = num_pages
         self.ops = ops
-        self.nbytes = num_pages * page_bytes(specs, k_format, v_format)
-        self.layers = [_layer(s, num_pages, k_format, v_format, ops.device) for s in paged]
+        self.scratch = num_pages if scratch else None
+        whole = num_pages + scratch
+        self.nbytes = whole * page_bytes(specs, k_format, v_format)
+        self.layers = [_layer(s, whole, k_format, v_format, ops.device) for s in paged]
+        if scratch:
+            for tensor in self._tensors():
+                tensor[num_pages].zero_()
+        record = (record or recorder(ops.device)) if scratch else None
+        self._captures = None if record is None else Captures(record)
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
             f"{s.kv_heads}x{s.head_dim}" for s in paged
         )
@@ -62,10 +80,24 @@ class KvStore:
         """Copy stored positions between physical places in every layer; reads precede writes."""
         if not src:
             return
-        a = torch.tensor(src, dtype=torch.int32, device=self.ops.device)
-        b = torch.tensor(dst, dtype=torch.int32, device=self.ops.device)
+        device, count = self.ops.device, len(src)
+        width = next((n for n in _MOVED if n >= count), None)
+        if self._captures is not None and self.scratch is not None and width is not None:
+            idle = [self.scratch * PAGE_SIZE] * (width - count)  # a place moved to itself
+            places = np.array([*src, *idle, *dst, *idle], np.int32)
+            still = torch.full((2 * width,), self.scratch * PAGE_SIZE, dtype=torch.int32)
+            if self._captures.run(
+                width, [staged(places, device)], device, self._move, blank=[still]
+            ):
+                return
+        self._move([ints((*src, *dst), device)])
+
+    def _move(self, places: list[Tensor]) -> list[Tensor]:
+        """Copy between places int32 [2n], sources first."""
+        src, dst = places[0].view(2, -1).unbind()
         for layer in self.layers:
-            self.ops.copy_slots(layer, a, b)
+            self.ops.copy_slots(layer, src, dst)
+        return places
 
     def export(self, pages: Sequence[int]) -> list[Tensor]:
         """Copies of whole pages on the host, every tensor of every layer in order."""

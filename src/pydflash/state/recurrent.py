@@ -13,6 +13,7 @@ import torch
 
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import OpTable, Paths, Recurrent
+from pydflash.kernels.upload import ints
 from pydflash.state.base import RecurrentSpec
 
 Tensor = torch.Tensor
@@ -34,11 +35,21 @@ class Advance:
 class RecurrentStore:
     """Slots for every layer, allocated once."""
 
-    def __init__(self, specs: Sequence[RecurrentSpec], num_slots: int, ops: OpTable) -> None:
+    def __init__(
+        self,
+        specs: Sequence[RecurrentSpec],
+        num_slots: int,
+        ops: OpTable,
+        *,
+        scratch: bool = False,
+    ) -> None:
+        """`scratch`: have one slot more, which nobody owns and padding may advance."""
         self.num_slots = num_slots
+        self.scratch = num_slots if scratch else None
         self.ops = ops
-        self.nbytes = num_slots * sum(spec.slot_bytes for spec in specs)
-        self.layers = [_layer(spec, num_slots, ops.device) for spec in specs]
+        whole = num_slots + scratch
+        self.nbytes = whole * sum(spec.slot_bytes for spec in specs)
+        self.layers = [_layer(spec, whole, ops.device) for spec in specs]
         self.layout = "recurrent:" + ",".join(
             f"{s.conv_width}x{s.conv_channels}+{s.heads}x{s.k_dim}x{s.v_dim}" for s in specs
         )
@@ -82,14 +93,13 @@ class RecurrentStore:
             cu.append(cu[-1] + len(a.nodes))
         if not cu[-1]:
             return
-        device = self.ops.device
-        paths = Paths(
-            slots=torch.tensor([a.slot for a in advances], dtype=torch.int32, device=device),
-            nodes=torch.tensor(
-                [n for a in advances for n in a.nodes], dtype=torch.int32, device=device
-            ),
-            cu=tuple(cu),
-        )
+        nodes = [n for a in advances for n in a.nodes]
+        flat = ints((*(a.slot for a in advances), *nodes, *cu), self.ops.device)
+        on_device = flat.split_with_sizes([len(advances), len(nodes), len(cu)])
+        paths = Paths(slots=on_device[0], nodes=on_device[1], cu=tuple(cu), starts=on_device[2])
+        if self.ops.delta_commit_all is not None:
+            self.ops.delta_commit_all(self.layers, paths)
+            return
         for layer in self.layers:
             self.ops.delta_commit(layer, paths)
 

@@ -12,6 +12,7 @@ import torch
 
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
+from pydflash.kernels.record import Recorder
 from pydflash.state.base import PagedKVSpec
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PageId, PagePool
@@ -52,13 +53,17 @@ class RingStore:
         feature_size: int,
         kv_format: str,
         ops: OpTable,
+        scratch: bool = False,
+        record: Recorder | None = None,
     ) -> None:
+        """`scratch`, `record`: see KvStore."""
         self.window = window
         self.tail = tail
         self.feature_size = feature_size
         self.pages_each = ring_pages(window, tail)
-        self.kv = KvStore(specs, contexts * self.pages_each, kv_format, kv_format, ops)
-        self._pool = PagePool(contexts * self.pages_each)
+        pages = contexts * self.pages_each
+        self.kv = KvStore(specs, pages, kv_format, kv_format, ops, scratch=scratch, record=record)
+        self._pool = PagePool(pages)
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +193,8 @@ class RingContext:
             )
         self.store.kv.import_(self.pages, snapshot.kv)
         self.first, self.length, self._written = snapshot.first, snapshot.length, snapshot.length
-        self.pending = [] if snapshot.pending is None else [snapshot.pending]
+        waiting = snapshot.pending
+        self.pending = [] if waiting is None else [waiting.to(self.store.kv.ops.device)]
 
     def close(self) -> None:
         """Give the ring back."""

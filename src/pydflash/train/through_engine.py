@@ -24,10 +24,10 @@ class EngineTarget:
     """Text from the serving engine, features from the model's own forward with taps."""
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        self.device = torch.device("cpu")
         self._path = path
         self._llm = LLM(path, config=config)
         self._engine = self._llm.loaded.engine
+        self.device = self._engine.states.kv.ops.device
         checkpoint = open_checkpoint(path)
         meta = checkpoint.meta
         hidden, heads = meta.int("{arch}.embedding_length"), meta.int("{arch}.attention.head_count")

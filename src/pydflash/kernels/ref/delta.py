@@ -34,6 +34,8 @@ def delta(mixed: Tensor, recurrent: Recurrent, args: DeltaArgs, batch: StepBatch
     for row, kind in enumerate(batch.kinds):
         start, stop = batch.cu_q[row], batch.cu_q[row + 1]
         rows = mixed[start:stop]
+        if start == stop:
+            continue  # a row of padding
         if kind is RowKind.PREFILL:
             out[start:stop] = _prefill(rows, recurrent, slots[row], args, int(batch.base[row]))
         elif stop - start == 1:

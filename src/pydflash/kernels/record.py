@@ -1,0 +1,144 @@
+"""Recorder: work on a GPU captured as a graph, to be repeated with other contents in the same buffers.
+
+What the work returns lies at fixed places, good until the same recorder captures or repeats anything: its
+graphs share one pool of memory, and none runs beside another.
+"""
+
+import gc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Tensor = torch.Tensor
+Work = Callable[[], list[Tensor]]
+FIRST_PAGES = 128  # of the narrowest page tables: attention over so many is one wave of programs
+
+
+class Recorder(Protocol):
+    """Captures work: a way to repeat it, and its results."""
+
+    on_host: bool
+    """Repeating runs the work itself again, so that what it reads on the host must be true then."""
+
+    def __call__(self, work: Work) -> tuple[Callable[[], None], list[Tensor]]:
+        """`work` must do nothing but launch kernels, on tensors that live as long as the graph."""
+
+
+class GraphRecorder:
+    """CUDA graphs (HIP's too) in one memory pool."""
+
+    on_host = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def __call__(self, work: Work) -> tuple[Callable[[], None], list[Tensor]]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        # Once for real: kernels are compiled, tuned and loaded, which no capture can hold.
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        gc.freeze()  # torch collects garbage first: a second each time, over a large vocabulary
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                results = work()
+        finally:
+            gc.unfreeze()
+        return graph.replay, results
+
+
+class Again:
+    """Repeats the work itself into the places of its first results: graphs for devices that have none.
+
+    Slower than calling the work; it is how graphs' host logic runs where there is no GPU.
+    """
+
+    on_host = True
+
+    def __call__(self, work: Work) -> tuple[Callable[[], None], list[Tensor]]:
+        results = [t.clone() for t in work()]
+
+        def replay() -> None:
+            for mine, new in zip(results, work(), strict=True):
+                mine.copy_(new)
+
+        return replay, results
+
+
+class Captures:
+    """Work by key, captured when it first comes with that key: the same work on inputs of the same shapes.
+
+    Capturing does the work besides, so once more than it was asked for: on the same inputs, or on `blank`
+    ones where twice would do harm.
+    """
+
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._known: dict[Hashable, _Captured | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def run(
+        self,
+        key: Hashable,
+        inputs: list[Tensor],
+        device: torch.device,
+        work: Callable[[list[Tensor]], list[Tensor]],
+        blank: list[Tensor] | None = None,
+    ) -> list[Tensor] | None:
+        """The work's results on these inputs, wherever they lie. None: there was no memory to capture it."""
+        if key not in self._known:
+            self._known[key] = self._capture(blank or inputs, device, work)
+        known = self._known[key]
+        if known is None:
+            return None
+        for mine, new in zip(known.inputs, inputs, strict=True):
+            mine.copy_(new, non_blocking=True)
+        known.replay()
+        return known.results
+
+    def _capture(
+        self,
+        inputs: list[Tensor],
+        device: torch.device,
+        work: Callable[[list[Tensor]], list[Tensor]],
+    ) -> "_Captured | None":
+        mine = [x.to(device, copy=True) for x in inputs]
+        try:
+            replay, results = self._record(lambda: work(mine))
+        except torch.OutOfMemoryError:
+            return None
+        return _Captured(mine, replay, results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    inputs: list[Tensor]
+    replay: Callable[[], None]
+    results: list[Tensor]
+
+
+def page_widths(pages: int) -> tuple[int, ...]:
+    """Widths of page tables that are captured, the last for all `pages`: few, as each is a graph of its
+    own, and not the last alone, as attention's grids follow them."""
+    widths = [FIRST_PAGES]
+    while widths[-1] < pages:
+        widths.append(4 * widths[-1])
+    return (*[w for w in widths if w < pages], pages)
+
+
+def recorder(device: torch.device) -> Recorder | None:
+    """What captures on a device; None where work is best just done."""
+    return GraphRecorder(device) if device.type == "cuda" else None

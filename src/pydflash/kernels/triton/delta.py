@@ -1,0 +1,154 @@
+"""Gated DeltaNet between its projections, for GPUs: launches of the kernels beside this file.
+
+Exact rows take three: inputs, walk, norm. Whatever a graph may replay with other contents is read on the
+device; prefill rows, which no graph holds, are launched row by row. See `delta_tape` for where tapes live.
+"""
+
+import torch
+import triton
+
+from pydflash.kernels.ops import DeltaArgs, Recurrent, RowKind, StepBatch
+from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
+from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
+from pydflash.kernels.triton.delta_prefill import prefill, row_stride
+from pydflash.kernels.triton.delta_tape import reserve
+from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
+
+Tensor = torch.Tensor
+
+__all__ = ["delta", "delta_commit", "delta_commit_all", "reserve"]
+
+BLOCK_V = 16
+"""Columns of a state in one warp: with Dk = 128, 64 registers a thread."""
+BLOCK_NODES = 64
+BLOCK_H = 4
+
+
+def delta(
+    mixed: Tensor,
+    recurrent: Recurrent,
+    args: DeltaArgs,
+    batch: StepBatch,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """mixed [T, C + Hv * Dv + 2 Hv] (unit column stride) -> out_dtype [T, Hv * Dv]. Advances slots or fills
+    the tape. The convolution's taps, a, dt_bias and norm are contiguous f32."""
+    T = mixed.shape[0]
+    walked = torch.empty((T, args.v_heads, args.v_dim), dtype=torch.float32, device=mixed.device)
+    out = torch.empty((T, args.inner), dtype=out_dtype, device=mixed.device)
+    exact, rows = _exact(batch, T)
+    recurrent.tape = None
+    if exact:
+        _exact_rows(mixed, recurrent, args, batch, exact, rows, walked)
+    for row in range(rows, len(batch.kinds) if exact < T else rows):
+        start, stop = batch.cu_q[row], batch.cu_q[row + 1]
+        if stop > start:
+            own = mixed[start:stop], recurrent, args, row, batch.slots, batch.base
+            prefill(*own, walked[start:stop])
+    _norm(walked, mixed, args, out)
+    return out
+
+
+def _exact(batch: StepBatch, tokens: int) -> tuple[int, int]:
+    """The step's exact tokens and rows: those of its shape, unless it has prefill rows."""
+    if all(span.kind is RowKind.EXACT for span in batch.spans):
+        return tokens, batch.slots.shape[0]
+    exact = sum(kind is RowKind.EXACT for kind in batch.kinds)
+    return batch.cu_q[exact], exact
+
+
+def _exact_rows(
+    mixed: Tensor,
+    recurrent: Recurrent,
+    args: DeltaArgs,
+    batch: StepBatch,
+    tokens: int,
+    rows: int,
+    walked: Tensor,
+) -> None:
+    """Fill walked[:tokens]: the recurrence's results before their norm."""
+    HK, HV, DK, DV = args.k_heads, args.v_heads, args.k_dim, args.v_dim
+    tape = recurrent.tape = reserve(recurrent, args, tokens).first(tokens)
+    has_parents = batch.parents is not None
+    q, v = torch.empty_like(tape.k), torch.empty_like(tape.delta)
+    qk = tape.k.new_empty(tokens, HK)
+    beta = torch.empty_like(tape.decay)
+    places = batch.starts.new_empty(2, tokens)
+    parents = batch.starts if batch.parents is None else batch.parents
+    block_k, block_v = triton.next_power_of_2(DK), triton.next_power_of_2(DV)
+    delta_inputs_kernel[(tokens, HK + HV + has_parents)](
+        mixed,
+        row_stride(mixed),
+        recurrent.conv,
+        args.conv,
+        args.a,
+        args.dt_bias,
+        batch.slots,
+        batch.row_of,
+        batch.starts,
+        parents,
+        q,
+        tape.k,
+        qk,
+        v,
+        tape.decay,
+        beta,
+        tape.rows,
+        places[0],
+        places[1],
+        args.eps,
+        DK**-0.5,
+        HK=HK,
+        HV=HV,
+        DK=DK,
+        DV=DV,
+        W=args.conv.shape[1],
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        BLOCK_NODES=BLOCK_NODES,
+        HAS_PARENTS=has_parents,
+        num_warps=1,
+    )
+    slices = triton.cdiv(DV, min(BLOCK_V, block_v))
+    delta_walk_kernel[(slices, HV, rows)](
+        recurrent.state,
+        batch.slots,
+        batch.starts,
+        parents,
+        places[0],
+        places[1],
+        q,
+        tape.k,
+        qk,
+        v,
+        tape.decay,
+        beta,
+        tape.delta,
+        walked,
+        HK=HK,
+        HV=HV,
+        DK=DK,
+        DV=DV,
+        BLOCK_K=block_k,
+        BLOCK_V=min(BLOCK_V, block_v),
+        HAS_PARENTS=has_parents,
+        num_warps=1,
+    )
+
+
+def _norm(walked: Tensor, mixed: Tensor, args: DeltaArgs, out: Tensor) -> None:
+    """walked f32 [T, Hv, Dv], z in mixed -> out [T, Hv * Dv]."""
+    delta_norm_kernel[(len(walked), triton.cdiv(args.v_heads, BLOCK_H))](
+        walked,
+        mixed,
+        row_stride(mixed),
+        args.norm,
+        out,
+        args.eps,
+        C=args.channels,
+        HV=args.v_heads,
+        DV=args.v_dim,
+        BLOCK_H=BLOCK_H,
+        BLOCK_V=triton.next_power_of_2(args.v_dim),
+        num_warps=1,
+    )

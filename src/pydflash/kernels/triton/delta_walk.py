@@ -1,0 +1,164 @@
+"""The recurrence of exact rows: a program walks one row with a slice of one head's state in registers.
+
+A row of several tokens is walked depth first, so most nodes go on from their parent's state. A node that
+does not starts again from the slot, along its ancestors' operands on the tape: the updates that made the
+parent's state, so its bits. The slice [Dk, BLOCK_V] belongs to one warp, with most of a column in a thread.
+"""
+
+import triton
+import triton.language as tl
+
+from pydflash.kernels.triton.delta_inputs import parent_of
+from pydflash.kernels.triton.delta_math import silu, update
+
+
+@triton.jit
+def _restored(
+    b_state,
+    i_place,
+    start,
+    i_head,
+    order_ptr,
+    until_ptr,
+    k_ptr,
+    decay_ptr,
+    delta_ptr,
+    o_k,
+    o_v,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+):
+    """From the slot's state to that of the parent of the node at i_place: subtrees before it that end
+    before it are passed over, and what remains are its ancestors, in order."""
+    place = start
+    while place < i_place:
+        until = tl.load(until_ptr + place)
+        if until > i_place:
+            token = tl.load(order_ptr + place).to(tl.int64)
+            b_k = tl.load(k_ptr + (token * HK + i_head % HK) * DK + o_k, mask=o_k < DK, other=0.0)
+            b_delta = tl.load(
+                delta_ptr + (token * HV + i_head) * DV + o_v, mask=o_v < DV, other=0.0
+            )
+            b_state = update(b_state, b_k, b_delta, tl.load(decay_ptr + token * HV + i_head))
+            place += 1
+        else:
+            place = until
+    return b_state
+
+
+@triton.jit
+def delta_walk_kernel(
+    state_ptr,
+    slots_ptr,
+    starts_ptr,
+    parents_ptr,
+    order_ptr,
+    until_ptr,
+    q_ptr,
+    k_ptr,
+    qk_ptr,
+    v_ptr,
+    decay_ptr,
+    beta_ptr,
+    delta_ptr,
+    out_ptr,
+    HK: tl.constexpr,
+    HV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_PARENTS: tl.constexpr,
+):
+    """Grid (slices of Dv, HV, rows). Writes delta and out [T, HV, DV]; a row of one token its slot too."""
+    i_slice, i_head, i_row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, stop = tl.load(starts_ptr + i_row), tl.load(starts_ptr + i_row + 1)
+    if start >= stop:
+        return
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
+    o_k = tl.arange(0, BLOCK_K)
+    o_v = i_slice * BLOCK_V + tl.arange(0, BLOCK_V)
+    is_k, is_v = o_k < DK, o_v < DV
+    is_both = is_k[:, None] & is_v[None, :]
+    states = state_ptr + (slot * HV + i_head) * DK * DV + o_k[:, None] * DV + o_v[None, :]
+    k_head = i_head % HK
+    b_state = tl.load(states, mask=is_both, other=0.0)
+    previous = start * 0 - 1  # the first node goes on from the slot
+    if HAS_PARENTS:
+        next_token = tl.load(order_ptr + start)
+        after_next = tl.load(order_ptr + tl.minimum(start + 1, stop - 1))
+        next_parent = start * 0 - 1
+    else:
+        next_token = start
+    wide = next_token.to(tl.int64)
+    b_next_q = tl.load(q_ptr + (wide * HK + k_head) * DK + o_k, mask=is_k, other=0.0)
+    b_next_k = tl.load(k_ptr + (wide * HK + k_head) * DK + o_k, mask=is_k, other=0.0)
+    b_next_v = tl.load(v_ptr + (wide * HV + i_head) * DV + o_v, mask=is_v, other=0.0)
+    next_qk = tl.load(qk_ptr + wide * HK + k_head)
+    next_decay = tl.load(decay_ptr + wide * HV + i_head)
+    next_beta = tl.load(beta_ptr + wide * HV + i_head)
+    for i_place in range(start, stop):
+        token, b_q, b_k, b_v = wide, b_next_q, b_next_k, b_next_v
+        qk, decay, beta = next_qk, next_decay, next_beta
+        if HAS_PARENTS:
+            parent = next_parent
+            next_parent = parent_of(parents_ptr, after_next, start, True)
+            wide = after_next.to(tl.int64)
+            after_next = tl.load(order_ptr + tl.minimum(i_place + 2, stop - 1))
+        else:
+            wide = tl.minimum(i_place + 1, stop - 1).to(tl.int64)
+        b_next_q = tl.load(q_ptr + (wide * HK + k_head) * DK + o_k, mask=is_k, other=0.0)
+        b_next_k = tl.load(k_ptr + (wide * HK + k_head) * DK + o_k, mask=is_k, other=0.0)
+        b_next_v = tl.load(v_ptr + (wide * HV + i_head) * DV + o_v, mask=is_v, other=0.0)
+        next_qk = tl.load(qk_ptr + wide * HK + k_head)
+        next_decay = tl.load(decay_ptr + wide * HV + i_head)
+        next_beta = tl.load(beta_ptr + wide * HV + i_head)
+        if HAS_PARENTS:
+            if parent != previous:
+                tl.debug_barrier()  # deltas that other threads of this program stored
+                b_state = _restored(
+                    tl.load(states, mask=is_both, other=0.0), i_place, start, i_head, order_ptr,
+                    until_ptr, k_ptr, decay_ptr, delta_ptr, o_k, o_v, HK, HV, DK, DV,
+                )  # fmt: skip
+            previous = token.to(tl.int32)
+        # q . (decay S + k delta) = decay (q . S) + (q . k) delta: both sums read the state before the token
+        b_seen = tl.sum(b_state * b_k[:, None], 0)
+        b_asked = tl.sum(b_state * b_q[:, None], 0)
+        b_delta = tl.fma(b_seen, -decay, b_v) * beta
+        b_out = tl.fma(b_delta, qk, b_asked * decay)
+        b_state = update(b_state, b_k, b_delta, decay)
+        o_out = (token * HV + i_head) * DV + o_v
+        tl.store(delta_ptr + o_out, b_delta, mask=is_v)
+        tl.store(out_ptr + o_out, b_out, mask=is_v)
+    if stop - start == 1:
+        tl.store(states, b_state, mask=is_both)
+
+
+@triton.jit
+def delta_norm_kernel(
+    walked_ptr,
+    mixed_ptr,
+    stride_mixed,
+    norm_ptr,
+    out_ptr,
+    eps,
+    C: tl.constexpr,
+    HV: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """RMS norm of each value head of walked f32 [T, HV, DV], times silu(z). Grid (T, blocks of heads)."""
+    i_token, i_block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    o_h = i_block * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_v = tl.arange(0, BLOCK_V)
+    mask = (o_h < HV)[:, None] & (o_v < DV)[None, :]
+    o_x = o_h[:, None] * DV + o_v[None, :]
+    b_x = tl.load(walked_ptr + i_token * HV * DV + o_x, mask=mask, other=0.0)
+    b_z = tl.load(mixed_ptr + i_token * stride_mixed + C + o_x, mask=mask, other=0.0).to(tl.float32)
+    b_norm = tl.load(norm_ptr + o_v, mask=o_v < DV, other=0.0)
+    b_scale = tl.rsqrt(tl.sum(b_x * b_x, 1) / DV + eps)
+    b_y = b_x * b_scale[:, None] * b_norm[None, :] * silu(b_z)
+    tl.store(out_ptr + i_token * HV * DV + o_x, b_y.to(out_ptr.dtype.element_ty), mask=mask)

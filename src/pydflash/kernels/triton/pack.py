@@ -1,0 +1,266 @@
+"""Pack: a GGUF tensor's codes and scales into tiles of 64 rows that the product kernels stream.
+
+Value-preserving: the codes are the file's; the scales are its products rounded to f16 after a power of two
+for each tensor that keeps them away from f16's edges (undone per row by `row_scale`). A unit is 128 inputs:
+
+kind          words of a unit and tile     beside them                scales int32 (two f16 each)
+NIBBLE        int32 [64, 16]                                          [4, 64] (scale, minimum) by 32 inputs
+NIBBLE_FINE   int32 [64, 16]                                          [8, 64] (scale, minimum) by 16
+FIVE          int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] (scale, minimum) by 32 inputs
+SIX           int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] scales of 16 and the next 16
+BYTE          int32 [2, 64, 16]                                       [2, 64] scales of 32 and the next 32
+F16           f16 [64, 128]
+
+Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE is decoded as
+SIX is, its codes moved to the middle of six bits: it costs a bit of memory and saves a tenth of the time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pydflash.kernels.ref.quant import dequantize
+from pydflash.kernels.ref.quant_bits import bits, fields, half, words16
+from pydflash.kernels.ref.quant_plain import NONLINEAR4, nibbles
+from pydflash.kernels.ref.quant_super import six_bit_pairs
+from pydflash.kernels.triton.decode import BYTE, F16, FIVE, NIBBLE, NIBBLE_FINE, SIX
+from pydflash.quant.tensor import QuantTensor
+
+Tensor = torch.Tensor
+
+TILE = 64
+UNIT = 128
+_SLICE = 1 << 24  # elements packed at a time, so that intermediates stay at hundreds of megabytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planes:
+    """One packed tensor: `kind`, rows [N], and the planes described above, tiles first."""
+
+    kind: int
+    rows: int
+    words: Tensor
+    high: Tensor | None
+    scales: Tensor | None
+    row_scale: Tensor  # f32 [N]
+
+    @property
+    def nbytes(self) -> int:
+        held = (self.words, self.high, self.scales, self.row_scale)
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+
+def pack(tensor: QuantTensor) -> Planes:
+    """`tensor`'s data on the device where the planes are wanted. Rows and inputs are padded with zeros."""
+    name = tensor.format.name
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    units = -(-tensor.cols // UNIT)
+    if name not in _CODES:
+        return _pack_halves(tensor, units)
+    kind, codes_of = _CODES[name]
+    step = max(TILE, _SLICE // tensor.cols // TILE * TILE)
+    exponent = _exponent(tensor, codes_of, rows, step)
+    pieces = [
+        _pack_slice(kind, codes_of, rows[i : i + step], tensor, exponent, units)
+        for i in range(0, len(rows), step)
+    ]
+    words, high, scales = (_cat(parts) for parts in zip(*pieces, strict=True))
+    assert words is not None
+    row_scale = torch.full((len(rows),), 2.0**-exponent, device=rows.device)
+    return Planes(
+        kind=kind, rows=len(rows), words=words, high=high, scales=scales, row_scale=row_scale
+    )
+
+
+_Codes = tuple[Tensor, Tensor, Tensor | None]
+"""codes uint8 [n, elements], scales f32 [n, groups], minima f32 [n, groups] or None, of n blocks."""
+
+
+def _exponent(
+    tensor: QuantTensor, codes_of: Callable[[Tensor], _Codes], rows: Tensor, step: int
+) -> int:
+    """The power of two that brings the largest scale of a tensor near 1/16."""
+    largest = torch.zeros((), device=rows.device)
+    for i in range(0, len(rows), step):
+        _, scales, minima = codes_of(rows[i : i + step].reshape(-1, tensor.format.block_bytes))
+        largest = torch.maximum(largest, scales.abs().max())
+        if minima is not None:
+            largest = torch.maximum(largest, minima.abs().max() / 16)
+    top = float(largest)
+    return 0 if top == 0 else -4 - int(torch.frexp(torch.tensor(top)).exponent)
+
+
+def _pack_slice(
+    kind: int,
+    codes_of: Callable[[Tensor], _Codes],
+    rows: Tensor,
+    tensor: QuantTensor,
+    exponent: int,
+    units: int,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    n, cols = len(rows), tensor.cols
+    codes, scales, minima = codes_of(rows.reshape(-1, tensor.format.block_bytes))
+    tiles = -(-n // TILE)
+    # A padded code counts for nothing: its scale is 0.
+    codes = _padded(codes.view(n, cols), tiles * TILE, units * UNIT)
+    group = cols // scales.view(n, -1).shape[1]
+
+    def grouped(values: Tensor) -> Tensor:
+        values = (values.view(n, -1) * 2.0**exponent).half()
+        return _padded(values, tiles * TILE, units * UNIT // group)
+
+    shape = (tiles, TILE, units, UNIT // group)
+    s = grouped(scales).view(shape).permute(0, 2, 3, 1)  # [tiles, units, groups, 64]
+    if minima is not None:
+        packed = torch.stack((s, grouped(minima).view(shape).permute(0, 2, 3, 1)), -1)
+    else:
+        packed = torch.stack((s[:, :, 0::2], s[:, :, 1::2]), -1)
+    packed = packed.contiguous().view(torch.int32).squeeze(-1)
+    pieces = 4 if kind == BYTE else 8
+    by_piece = codes.view(tiles, TILE, units, UNIT // (16 * pieces), pieces, 16)
+    by_piece = by_piece.permute(0, 2, 3, 1, 5, 4)  # [tiles, units, halves, 64, 16, pieces]
+    if kind == BYTE:
+        return by_piece.contiguous().view(torch.int32).squeeze(-1), None, packed
+    low = by_piece & 0xF
+    words = (low[..., 0::2] | (low[..., 1::2] << 4)).contiguous().view(torch.int32).squeeze(-1)
+    high: Tensor | None = None
+    if kind in (FIVE, SIX):
+        top = by_piece >> 4
+        both = torch.stack((_gathered(top[..., :4], 2), _gathered(top[..., 4:], 2)), -1)
+        high = both.view(torch.int16).squeeze(-1)
+    return words, high, packed
+
+
+def _gathered(fields: Tensor, width: int) -> Tensor:
+    """Small numbers of `width` bits, uint8 [..., k], into one byte each [...]."""
+    out = fields[..., 0].clone(memory_format=torch.contiguous_format)
+    for j in range(1, fields.shape[-1]):
+        out |= fields[..., j] << (width * j)
+    return out.view(torch.int8)
+
+
+def _pack_halves(tensor: QuantTensor, units: int) -> Planes:
+    """Anything else, as f16 with a power of two for each row (BF16 and F32 reach further than f16)."""
+    values = dequantize(tensor).view(-1, tensor.cols)
+    n = len(values)
+    tiles = -(-n // TILE)
+    largest = values.abs().amax(1)
+    exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0).float()
+    scaled = (values * torch.exp2(exponent)[:, None]).half()
+    scaled = _padded(scaled, tiles * TILE, units * UNIT).view(tiles, TILE, units, UNIT)
+    return Planes(
+        kind=F16,
+        rows=n,
+        words=scaled.transpose(1, 2).contiguous(),
+        high=None,
+        scales=None,
+        row_scale=torch.exp2(-exponent),
+    )
+
+
+def _padded(values: Tensor, rows: int, cols: int) -> Tensor:
+    n, k = values.shape
+    return torch.nn.functional.pad(values, (0, cols - k, 0, rows - n))
+
+
+def _cat(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    found = [p for p in parts if p is not None]
+    return (found[0] if len(found) == 1 else torch.cat(found)) if found else None
+
+
+def _q4_0(b: Tensor) -> _Codes:
+    d = half(b[:, :2])
+    return _centred(nibbles(b[:, 2:], 16), d, 8 * d, 8)
+
+
+def _q4_1(b: Tensor) -> _Codes:
+    d, low = half(b[:, :4]).chunk(2, dim=1)
+    return _centred(nibbles(b[:, 4:], 16), d, -low, 8)
+
+
+def _q5_0(b: Tensor) -> _Codes:
+    d = half(b[:, :2])
+    codes = nibbles(b[:, 6:], 16) | (bits(b[:, 2:6]) << 4)
+    return _centred(codes + 16, d, 16 * d, 16)
+
+
+def _q5_1(b: Tensor) -> _Codes:
+    d, low = half(b[:, :4]).chunk(2, dim=1)
+    codes = nibbles(b[:, 8:], 16) | (bits(b[:, 4:8]) << 4)
+    return _centred(codes + 16, d, -low, 16)
+
+
+def _q8_0(b: Tensor) -> _Codes:
+    return b[:, 2:] ^ 0x80, half(b[:, :2]), None
+
+
+def _iq4_nl(b: Tensor) -> _Codes:
+    return _levels(nibbles(b[:, 2:], 16)), half(b[:, :2]), None
+
+
+def _q2_k(b: Tensor) -> _Codes:
+    d, dmin = half(b[:, 80:84]).chunk(2, dim=1)
+    codes = fields(b[:, 16:80], (0, 2, 4, 6), 3, 32)
+    return _centred(codes + 6, d * (b[:, :16] & 0xF), dmin * (b[:, :16] >> 4), 2)
+
+
+def _q3_k(b: Tensor) -> _Codes:
+    low, high = nibbles(b[:, 96:104], 8), fields(b[:, 104:108], (0, 2, 4, 6), 3, 4)
+    scales = half(b[:, 108:110]) * ((low | (high << 4)).float() - 32)
+    codes = fields(b[:, 32:96], (0, 2, 4, 6), 3, 32) | (fields(b[:, :32], range(8), 1, 32) << 2)
+    return _centred(codes + 4, scales, 4 * scales, 4)
+
+
+def _q4_k(b: Tensor) -> _Codes:
+    d, dmin = half(b[:, :4]).chunk(2, dim=1)
+    scales, mins = six_bit_pairs(b[:, 4:16])
+    return _centred(nibbles(b[:, 16:], 32), d * scales, dmin * mins, 8)
+
+
+def _q5_k(b: Tensor) -> _Codes:
+    d, dmin = half(b[:, :4]).chunk(2, dim=1)
+    scales, mins = six_bit_pairs(b[:, 4:16])
+    codes = nibbles(b[:, 48:], 32) | (fields(b[:, 16:48], range(8), 1, 32) << 4)
+    return _centred(codes + 16, d * scales, dmin * mins, 16)
+
+
+def _q6_k(b: Tensor) -> _Codes:
+    codes = nibbles(b[:, :128], 64) | (fields(b[:, 128:192], (0, 2, 4, 6), 3, 32) << 4)
+    return codes, half(b[:, 208:210]) * b[:, 192:208].view(torch.int8), None
+
+
+def _iq4_xs(b: Tensor) -> _Codes:
+    high = (words16(b[:, 2:4]) >> torch.arange(0, 16, 2, device=b.device)) & 3
+    low = fields(b[:, 4:8], (0, 4), 0xF, 1)
+    scales = (low | (high << 4)).float() - 32
+    return _levels(nibbles(b[:, 8:], 16)), half(b[:, :2]) * scales, None
+
+
+def _centred(codes: Tensor, scales: Tensor, minima: Tensor, middle: int) -> _Codes:
+    """The kernels take codes less the middle of their range: minima are then near 0, and lose less in f16."""
+    return codes, scales, minima - middle * scales
+
+
+def _levels(codes: Tensor) -> Tensor:
+    """The nonlinear levels as bytes plus 128."""
+    levels = torch.tensor(NONLINEAR4, dtype=torch.int16, device=codes.device) + 128
+    return levels.to(torch.uint8)[codes.int()]
+
+
+_CODES: dict[str, tuple[int, Callable[[Tensor], _Codes]]] = {
+    "Q4_0": (NIBBLE, _q4_0),
+    "Q4_1": (NIBBLE, _q4_1),
+    "Q5_0": (FIVE, _q5_0),
+    "Q5_1": (FIVE, _q5_1),
+    "Q8_0": (BYTE, _q8_0),
+    "IQ4_NL": (BYTE, _iq4_nl),
+    "Q2_K": (NIBBLE_FINE, _q2_k),
+    "Q3_K": (NIBBLE_FINE, _q3_k),
+    "Q4_K": (NIBBLE, _q4_k),
+    "Q5_K": (FIVE, _q5_k),
+    "Q6_K": (SIX, _q6_k),
+    "IQ4_XS": (BYTE, _iq4_xs),
+}
+
+FORMATS = frozenset(_CODES) | {"F16", "BF16", "F32"}

@@ -1,0 +1,154 @@
+"""Products of many tokens: the weight decoded once to f16, then a matrix product that reuses it.
+
+A prompt chunk of few tokens is cheaper as exact rows (`products`). K is summed in one order whatever the
+tile, so a token's bits depend neither on the chunk's length nor on its place in it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pydflash.kernels.triton import decode
+from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
+from pydflash.kernels.triton.products import uses_assembly
+from pydflash.kernels.triton.weights import Packed
+
+Tensor = torch.Tensor
+
+_F16 = tl.constexpr(decode.F16)
+_NIBBLE = tl.constexpr(decode.NIBBLE)
+_FINE = tl.constexpr(decode.NIBBLE_FINE)
+_FIVE = tl.constexpr(decode.FIVE)
+_SIX = tl.constexpr(decode.SIX)
+_BYTE = tl.constexpr(decode.BYTE)
+
+_MOST_DECODED = 1 << 29
+"""Bytes of decoded weight held at once; a longer one is decoded and multiplied in pieces."""
+
+
+@triton.jit
+def decode_kernel(
+    words_ptr, high_ptr, scales_ptr, out_ptr, tile0, units, KIND: tl.constexpr, ASM: tl.constexpr
+):
+    """out f16 [rows of tiles, units * 128], in order of K. Grid (tiles, units)."""
+    i_tile, unit = tl.program_id(0), tl.program_id(1)
+    block = (tile0 + i_tile).to(tl.int64) * units + unit
+    r = tl.arange(0, 64)
+    out = out_ptr + (i_tile * 64 + r).to(tl.int64)[:, None] * (units * 128) + unit * 128
+    c = tl.arange(0, 16)[None, :]
+    if KIND == _F16:
+        k = tl.arange(0, 128)[None, :]
+        tl.store(out + k, tl.load(words_ptr + block * 8192 + r[:, None] * 128 + k))
+    elif KIND == _BYTE:
+        for half in tl.static_range(2):
+            w = tl.load(words_ptr + block * 2048 + half * 1024 + r[:, None] * 16 + c)
+            v0, v1, v2, v3 = octets(w, ASM)
+            a, b = pair(tl.load(scales_ptr + block * 128 + half * 64 + r))
+            o = out + half * 64 + c
+            tl.store(o, v0 * a)
+            tl.store(o + 16, v1 * a)
+            tl.store(o + 32, v2 * b)
+            tl.store(o + 48, v3 * b)
+    else:
+        at = block * 1024 + r[:, None] * 16 + c
+        w = tl.load(words_ptr + at)
+        if KIND == _SIX or KIND == _FIVE:
+            v0, v1, v2, v3, v4, v5, v6, v7 = sixes(w, tl.load(high_ptr + at), ASM)
+        else:
+            v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(w, ASM)
+        o = out + c
+        fine: tl.constexpr = KIND == _FINE
+        s = scales_ptr + block * (512 if fine else 256) + r
+        a, b = pair(tl.load(s))
+        tl.store(o, v0 * a - b if KIND != _SIX else v0 * a)
+        if fine:
+            a, b = pair(tl.load(s + 64))
+        tl.store(o + 16, v1 * a - b if KIND != _SIX else v1 * b)
+        a, b = pair(tl.load(s + (128 if fine else 64)))
+        tl.store(o + 32, v2 * a - b if KIND != _SIX else v2 * a)
+        if fine:
+            a, b = pair(tl.load(s + 192))
+        tl.store(o + 48, v3 * a - b if KIND != _SIX else v3 * b)
+        a, b = pair(tl.load(s + (256 if fine else 128)))
+        tl.store(o + 64, v4 * a - b if KIND != _SIX else v4 * a)
+        if fine:
+            a, b = pair(tl.load(s + 320))
+        tl.store(o + 80, v5 * a - b if KIND != _SIX else v5 * b)
+        a, b = pair(tl.load(s + (384 if fine else 192)))
+        tl.store(o + 96, v6 * a - b if KIND != _SIX else v6 * a)
+        if fine:
+            a, b = pair(tl.load(s + 448))
+        tl.store(o + 112, v7 * a - b if KIND != _SIX else v7 * b)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def matmul_kernel(
+    x_ptr, w_ptr, row_scale_ptr, out_ptr, tokens, count, K, rows,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """out f32 [T, rows] columns 0..count = x f16 [T, K] times w f16 [count, K], scaled by row."""
+    programs_t = tl.cdiv(tokens, BLOCK_T)
+    programs_n = tl.cdiv(count, BLOCK_N)
+    # Groups of tiles that share inputs run together, so that these stay in the cache.
+    i = tl.program_id(0)
+    group = i // (GROUP * programs_n)
+    size = tl.minimum(programs_t - group * GROUP, GROUP)
+    i_t = group * GROUP + i % (GROUP * programs_n) % size
+    i_n = i % (GROUP * programs_n) // size
+    o_t = i_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_k = tl.arange(0, BLOCK_K)
+    # Rows beyond the end read another row's numbers, and are not stored.
+    x = x_ptr + (o_t % tokens).to(tl.int64)[:, None] * K + o_k[None, :]
+    w = w_ptr + (o_n % count).to(tl.int64)[None, :] * K + o_k[:, None]
+    acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    for _ in range(0, K, BLOCK_K):
+        acc = tl.dot(tl.load(x), tl.load(w), acc)
+        x += BLOCK_K
+        w += BLOCK_K
+    acc *= tl.load(row_scale_ptr + o_n, mask=o_n < count, other=0.0)[None, :]
+    out = out_ptr + o_t.to(tl.int64)[:, None] * rows + o_n[None, :]
+    tl.store(out, acc, mask=(o_t < tokens)[:, None] & (o_n < count)[None, :])
+
+
+def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
+    """x f16 [T, K padded] -> f32 [1, T, N]: W x, in the form of `products.product`."""
+    T, K = x.shape
+    out = torch.empty(1, T, rows, dtype=torch.float32, device=x.device)
+    most = max(64, _MOST_DECODED // (2 * K) // 64 * 64)
+    for segment in packed.segments:
+        planes = segment.planes
+        for start in range(0, planes.rows, most):
+            count = min(most, planes.rows - start)
+            tiles = -(-count // 64)
+            decoded = torch.empty(tiles * 64, K, dtype=torch.float16, device=x.device)
+            decode_kernel[(tiles, packed.units)](
+                planes.words,
+                planes.words if planes.high is None else planes.high,
+                planes.words if planes.scales is None else planes.scales,
+                decoded,
+                start // 64,
+                packed.units,
+                KIND=planes.kind,
+                ASM=uses_assembly(),
+            )
+            row0 = segment.row0 + start
+            block_t, block_n = (128, 256) if T > 64 else (64, 128)
+            grid = triton.cdiv(T, block_t) * triton.cdiv(count, block_n)
+            matmul_kernel[(grid,)](
+                x,
+                decoded,
+                packed.row_scale[row0:],
+                out[:, :, row0:],
+                T,
+                count,
+                K,
+                rows,
+                BLOCK_T=block_t,
+                BLOCK_N=block_n,
+                BLOCK_K=64,
+                GROUP=8,
+                num_warps=8 if T > 64 else 4,
+                num_stages=3,
+            )
+    return out

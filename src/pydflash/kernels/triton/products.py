@@ -1,0 +1,272 @@
+"""Products of exact rows: y[t] = W x[t], W streamed once however many rows there are.
+
+The work, blocks of weight rows times units of K, is one line cut into equal ranges, one for each program
+(Stream-K, Osama et al. 2023), so that no multiprocessor waits for another; weights are the left operand of
+the matrix units, decoded in registers. Every sum runs in the order of K, and where the line is cut depends on
+the weight alone, never on the number of tokens, so a row's bits are its own. The partial sums of a row are
+added in order by whoever reads them (`pointwise`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pydflash.kernels.triton import decode
+from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
+from pydflash.kernels.triton.support import interpreting
+from pydflash.kernels.triton.weights import Packed
+
+Tensor = torch.Tensor
+
+MOST_ROWS = 64
+"""Tokens of one program."""
+
+_F16 = tl.constexpr(decode.F16)
+_NIBBLE = tl.constexpr(decode.NIBBLE)
+_FINE = tl.constexpr(decode.NIBBLE_FINE)
+_FIVE = tl.constexpr(decode.FIVE)
+_SIX = tl.constexpr(decode.SIX)
+_BYTE = tl.constexpr(decode.BYTE)
+
+
+@triton.jit
+def _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW: tl.constexpr):
+    """acc plus a unit's eight pieces f16 [n, 16] times their inputs, piece by piece in order of K.
+
+    For many tokens it is written as one product, which the compiler cuts into these very pieces for the
+    asynchronous matrix units; for few, those are too wide, and one product would be cut otherwise.
+    """
+    if FEW:
+        acc = tl.dot(v0, tl.load(x, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v1, tl.load(x + 16, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v2, tl.load(x + 32, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v3, tl.load(x + 48, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v4, tl.load(x + 64, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v5, tl.load(x + 80, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v6, tl.load(x + 96, mask=x_mask, other=0.0), acc)
+        acc = tl.dot(v7, tl.load(x + 112, mask=x_mask, other=0.0), acc)
+    else:
+        low = _beside(_beside(v0, v1), _beside(v2, v3))
+        whole = _beside(low, _beside(_beside(v4, v5), _beside(v6, v7)))
+        acc = tl.dot(whole, tl.load(x, mask=x_mask, other=0.0), acc)
+    return acc
+
+
+@triton.jit
+def _beside(a, b):
+    """[n, k] and [n, k] -> [n, 2k]. Nothing moves: a thread's registers are only told apart anew."""
+    rows: tl.constexpr = a.shape[0]
+    cols: tl.constexpr = 2 * a.shape[1]
+    return tl.join(a, b).permute(0, 2, 1).reshape(rows, cols)
+
+
+@triton.jit
+def _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
+    """Eight pieces of codes f16 [n, 16] times their scales. At s stand these, int32 [n] 64 apart."""
+    if KIND == _FINE:
+        a, b = pair(tl.load(s))
+        v0 = v0 * a - b
+        a, b = pair(tl.load(s + 64))
+        v1 = v1 * a - b
+        a, b = pair(tl.load(s + 128))
+        v2 = v2 * a - b
+        a, b = pair(tl.load(s + 192))
+        v3 = v3 * a - b
+        a, b = pair(tl.load(s + 256))
+        v4 = v4 * a - b
+        a, b = pair(tl.load(s + 320))
+        v5 = v5 * a - b
+        a, b = pair(tl.load(s + 384))
+        v6 = v6 * a - b
+        a, b = pair(tl.load(s + 448))
+        v7 = v7 * a - b
+    elif KIND == _BYTE:
+        a, b = pair(tl.load(s))
+        v0, v1, v2, v3 = v0 * a, v1 * a, v2 * b, v3 * b
+        a, b = pair(tl.load(s + 64))
+        v4, v5, v6, v7 = v4 * a, v5 * a, v6 * b, v7 * b
+    elif KIND == _SIX:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a, v1 * b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a, v3 * b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a, v5 * b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a, v7 * b
+    else:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a - b, v1 * a - b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a - b, v3 * a - b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a - b, v5 * a - b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a - b, v7 * a - b
+    return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.jit
+def _tile(
+    words_ptr, high_ptr, scales_ptr, row0, tiles, units, first, count, x_ptr, x_stride, o_t, t_mask,
+    KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """f32 [BLOCK_N, BLOCK_T]: rows from `row0` on, over `count` units from `first` on."""
+    o_r = row0 + tl.arange(0, BLOCK_N)
+    # A block may reach past the last tile: it reads that one again and stores nothing of it.
+    tile = tl.minimum(o_r // 64, tiles - 1).to(tl.int64)
+    unit = tile * units + first
+    row = o_r % 64
+    o_c = tl.arange(0, 16)
+    o_k = tl.arange(0, 128)
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    FEW: tl.constexpr = BLOCK_T < 16
+    x = x_ptr + (o_c if FEW else o_k)[:, None] + (o_t * x_stride)[None, :] + first * 128
+    x_mask = t_mask[None, :]
+    words: tl.constexpr = 2048 if KIND == _BYTE else 1024
+    scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
+    w = words_ptr + (unit * words + row * 16)[:, None] + o_c[None, :]
+    s = scales_ptr + unit * scales + row
+    if KIND == _F16:
+        w = words_ptr + (unit * 8192 + row * 128)[:, None] + o_k[None, :]
+        x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
+        for _ in tl.range(count, num_stages=STAGES):
+            acc = tl.dot(tl.load(w), tl.load(x, mask=x_mask, other=0.0), acc)
+            w += 8192
+            x += 128
+    else:
+        if KIND == _SIX or KIND == _FIVE:
+            h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
+        for _ in tl.range(count, num_stages=STAGES):
+            if KIND == _BYTE:
+                v0, v1, v2, v3 = octets(tl.load(w), ASM)
+                v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
+            elif KIND == _SIX or KIND == _FIVE:
+                v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
+                h += 1024
+            else:
+                v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
+            v0, v1, v2, v3, v4, v5, v6, v7 = _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+            acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
+            w += words
+            s += scales
+            x += 128
+    return acc
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def product_kernel(
+    x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, work,
+    words0_ptr, high0_ptr, scales0_ptr, tiles0, rows0,
+    words1_ptr, high1_ptr, scales1_ptr, tiles1, rows1,
+    KIND0: tl.constexpr, KIND1: tl.constexpr, CUT_N: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """out f32 [slots, T, N] = partial sums of W x. Grid (parts of a block, ranges, blocks of T): programs
+    do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times units of K."""
+    i_p, i_g, ranges, i_t = tl.program_id(0), tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    o_t = i_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    t_mask = o_t < tokens
+    blocks0 = tl.cdiv(tiles0 * 64, CUT_N)
+    at = i_g * work // ranges
+    end = (i_g + 1) * work // ranges
+    while at < end:
+        block = at // units
+        first = at - block * units
+        count = tl.minimum(units - first, end - at)
+        # Ranges before this one that reach into the block: the partial sums' place in the order.
+        slot = i_g - ((block * units + 1) * ranges - 1) // work
+        if block < blocks0:
+            row0 = block * CUT_N + i_p * BLOCK_N
+            acc = _tile(
+                words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first, count,
+                x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
+            )  # fmt: skip
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            _store(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+        elif KIND1 != 0:
+            row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
+            acc = _tile(
+                words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first, count,
+                x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
+            )  # fmt: skip
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            _store(acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+        at += count
+
+
+@triton.jit
+def _store(acc, o_n, count, row0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask):
+    n_mask = o_n < count
+    scale = tl.load(row_scale_ptr + row0 + o_n, mask=n_mask, other=0.0)
+    line = (slot * tokens + o_t).to(tl.int64) * rows
+    out = out_ptr + line[None, :] + (row0 + o_n)[:, None]
+    tl.store(out, acc * scale[:, None], mask=n_mask[:, None] & t_mask[None, :])
+
+
+def uses_assembly() -> bool:
+    """Neither Triton's interpreter nor AMD's compiler knows NVIDIA's instructions."""
+    return not interpreting() and torch.version.hip is None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a launch is made: rows of a program, pipeline depth, warps. Changes no bit."""
+
+    block_n: int
+    stages: int
+    warps: int
+
+
+def form_of(packed: Packed, block_t: int) -> Form:
+    """The form for so many tokens, as measured on an H200 (benchmarks/)."""
+    if block_t <= 8:
+        return Form(64, 3, 2)
+    return Form(packed.cut.block_n, 3, 4)
+
+
+def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> Tensor:
+    """x f16 [T, K padded] -> f32 [slots, T, N], the partial sums of W x in order of K.
+
+    Row n has `packed.slot_counts[n]` of them; those beyond are not written.
+    """
+    T = x.shape[0]
+    cut = packed.cut
+    out = torch.empty(packed.slots, T, rows, dtype=torch.float32, device=x.device)
+    block_t = 8 if T <= 8 else 16 if T <= 16 else 32 if T <= 32 else 64
+    form = form or form_of(packed, block_t)
+    for pieces, ranges, work in packed.launches:
+        row0 = pieces[0].row0
+        planes = [
+            x if p is None else p
+            for s in (pieces[0], pieces[-1])
+            for p in (s.planes.words, s.planes.high, s.planes.scales)
+        ]
+        product_kernel[(cut.block_n // form.block_n, ranges, -(-T // block_t))](
+            x,
+            out[:, :, row0:],
+            packed.row_scale[row0:],
+            x.stride(0),
+            T,
+            rows,
+            packed.units,
+            work,
+            *planes[:3],
+            pieces[0].tiles,
+            pieces[0].planes.rows,
+            *planes[3:],
+            pieces[-1].tiles,
+            pieces[-1].planes.rows,
+            KIND0=pieces[0].planes.kind,
+            KIND1=pieces[1].planes.kind if len(pieces) > 1 else 0,
+            CUT_N=cut.block_n,
+            BLOCK_N=form.block_n,
+            BLOCK_T=block_t,
+            STAGES=form.stages,
+            ASM=uses_assembly(),
+            num_warps=form.warps,
+        )
+    return out

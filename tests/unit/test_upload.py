@@ -1,0 +1,45 @@
+"""upload: what crosses to a device arrives whole, in however many parts."""
+
+import numpy as np
+import pytest
+import torch
+
+from pydflash.kernels.upload import Staging, end_pushes, fetch, ints, push, rows_of, upload
+from tests.backends import DEVICE
+
+
+@pytest.mark.parametrize("size", [7, 64, 1000])
+def test_large_tensors_cross_in_parts(size: int) -> None:
+    staging = Staging(DEVICE, size)
+    for shape in ((3, 50), (1,), (0, 4), (129,)):
+        values = torch.randint(0, 255, shape, dtype=torch.uint8)
+        halves = torch.randn(shape)
+        assert torch.equal(staging.push(values).cpu(), values)
+        assert torch.equal(staging.push(halves).cpu(), halves)
+    view = torch.randn(20, 30)[:, 4:9]
+    assert torch.equal(staging.push(view).cpu(), view)
+
+
+def test_push() -> None:
+    values = torch.randn(4000, 33)
+    assert torch.equal(push(values, DEVICE).cpu(), values)
+    end_pushes()
+    assert torch.equal(push(values, DEVICE).cpu(), values)
+
+
+def test_numbers_there_and_back() -> None:
+    there = [ints((3, 1, 2), DEVICE), upload(np.array([[0.5, -1.0]], np.float32), DEVICE)]
+    assert [t.device.type for t in there] == [DEVICE.type] * 2
+    back = fetch(there)
+    assert back[0].tolist() == [3, 1, 2]
+    assert back[1].tolist() == [[0.5, -1.0]]
+
+
+def test_rows_of_are_copies() -> None:
+    values = torch.arange(12.0, device=DEVICE).view(6, 2)
+    for rows in ([], [2, 3, 4], [4, 1, 1], range(6)):
+        got = rows_of(values, rows)
+        assert got.tolist() == [values[r].tolist() for r in rows]
+        if len(rows):
+            got.zero_()
+    assert values.sum() == 66
