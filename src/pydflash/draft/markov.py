@@ -6,7 +6,6 @@ pair is the corrected logits among the candidates, normalised with the rest of t
 """
 
 import numpy as np
-import torch
 
 from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
