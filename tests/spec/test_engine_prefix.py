@@ -177,19 +177,21 @@ def test_a_beginning_is_shared_while_its_first_reader_runs(path: Path) -> None:
 def test_a_failed_answer_leaves_nothing(path: Path) -> None:
     engine = make_engine(path, chunk=CHUNK)
     prompt = list(range(10, 90))
-    model = engine.model
+    model = engine.graphs._model
 
     def broken(*args):  # type: ignore[no-untyped-def]
         output = model.forward(*args)
         output.logits[:] = float("nan")
         return output
 
-    engine.model = type("Broken", (), {"forward": staticmethod(broken), "vocab_size": 320})()
+    engine.graphs._model = type(
+        "Broken", (), {"forward": staticmethod(broken), "vocab_size": 320}
+    )()
     sequence = engine.add(Request(prompt=tuple(prompt), params=GREEDY, seed=1))
     while not engine.is_idle:
         engine.step()
     assert sequence.finish == "error"
-    engine.model = model
+    engine.graphs._model = model
     assert ask(engine, prompt).cached == 0
 
 
