@@ -335,10 +335,6 @@ class Missing:
         )
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """The ops of one device. Activations are f32 [T, ...] contiguous; outputs are new tensors unless said.
@@ -382,14 +378,15 @@ class OpTable:
         for each sequence the best `budgets` nodes besides the root, as `spec.ddtree.build_tree` grows them
         from `top_k` candidates a slot, begun by the best path if `chain`, without paths lighter than the
         best first node by more than `tau`
+    calibrate(values [R, S, K], totals [R, S], shift f64 [D + 1, B], low) -> [2, R, S, K]: log-probabilities
+        of a drafter's logits (of logsumexp `totals`) as `spec.calibration` maps them, on the best path and
+        off it
     lineage(trees, places int32 [R, N] or None, depths) -> int32 [R, N, depths]: each node's path from the
         root by depth, as node numbers or their `places`, -1 beyond the node
     walk_trees(trees, best int32 [R * N], sound bool [R * N], depths) -> Walks of A = depths: `argmax`'s
         tokens of every node's logits, followed from the root
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
-    settle(x [T, E]) -> [T, E]: what the `_layer` ops return may be unfinished, fit for the next of these ops
-        alone; whoever reads it otherwise settles it first
     """
 
     name: str
@@ -416,7 +413,6 @@ class OpTable:
     scales: bool = False  # True: products honour Weight.scale
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
-    settle: Callable[[Tensor], Tensor] = _as_it_is
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
     argmax: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = Missing("argmax")
@@ -426,6 +422,7 @@ class OpTable:
     grow_trees: Callable[[Guesses, Tensor, int, int, bool, Tensor | None], Trees] = Missing(
         "grow_trees"
     )
+    calibrate: Callable[[Tensor, Tensor, Tensor, int], Tensor] = Missing("calibrate")
     lineage: Callable[[Trees, Tensor | None, int], Tensor] = Missing("lineage")
     walk_trees: Callable[[Trees, Tensor, Tensor, int], Walks] = Missing("walk_trees")
 

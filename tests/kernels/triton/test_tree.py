@@ -6,8 +6,11 @@ import torch
 
 from pydflash.draft.base import DraftScores
 from pydflash.kernels.ops import Guesses, Trees, Walks
+from pydflash.kernels.ref import calibrate as ref_calibrate
 from pydflash.kernels.ref import tree as ref
+from pydflash.kernels.triton import calibrate as fast_calibrate
 from pydflash.kernels.triton import tree as fast
+from pydflash.spec.calibration import LOW, Calibration
 from pydflash.spec.ddtree import Growth, build_tree
 from pydflash.spec.proposal import Proposal
 
@@ -189,3 +192,29 @@ def test_walks(form: object, device: torch.device) -> None:
             assert walks.counts[r] == len(path)
             lengths.add(len(path))
     assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("form", [fast_calibrate, ref_calibrate])
+def test_calibrated_scores(form: object, device: torch.device) -> None:
+    learned = Calibration(3)
+    dice = np.random.default_rng(0)
+    for i in range(200):
+        given = scores(5, 4, i, pair=False, ties=False)
+        drawn = [int(s[0]) if dice.random() < 0.4 else 99 for s in given.tokens[:, :1]]
+        learned.observe(given, drawn)
+    learned._refresh()
+    given = [scores(5, 6, i, pair=False, ties=i == 1) for i in range(3)]
+    given[0].logp[0, 0], given[0].logp[2, 3] = -1e-7, -80.0
+    totals = torch.randn(3, 5)
+    values = torch.from_numpy(np.stack([s.logp for s in given])) + totals[..., None]
+    shift = torch.from_numpy(learned._shift)
+    assert shift.abs().max() > 0.3
+    got = form.calibrate(  # type: ignore[attr-defined]
+        values.to(device), totals.to(device), shift.to(device), LOW
+    )
+    for r in range(3):
+        logp = (values[r] - totals[r, :, None]).numpy()
+        on, off = learned.apply(DraftScores(tokens=given[r].tokens, logp=logp))
+        assert off is not None
+        np.testing.assert_allclose(got[0, r].cpu().numpy(), on.logp, rtol=2e-7)
+        np.testing.assert_allclose(got[1, r].cpu().numpy(), off, rtol=2e-7)

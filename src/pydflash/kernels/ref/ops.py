@@ -18,6 +18,7 @@ from pydflash.kernels.ref import linear as lin
 from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.argmax import argmax
 from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
+from pydflash.kernels.ref.calibrate import calibrate
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.kernels.ref.shortlist import shortlist
@@ -94,6 +95,7 @@ def build_ops(device: torch.device) -> OpTable:
         argmax=argmax,
         shortlist=shortlist,
         grow_trees=grow_trees,
+        calibrate=calibrate,
         lineage=lineage,
         walk_trees=walk_trees,
     )

@@ -8,6 +8,7 @@ from pydflash.kernels.ops import OpTable, Weight
 from pydflash.kernels.triton import layers, weights
 from pydflash.kernels.triton.argmax import argmax
 from pydflash.kernels.triton.attention import attention
+from pydflash.kernels.triton.calibrate import calibrate
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
@@ -47,12 +48,12 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         delta_commit_all=delta_commit_all,
         moe=moe,
-        settle=layers.settle,
         store_kv=store_kv,
         top=top,
         argmax=argmax,
         shortlist=shortlist,
         grow_trees=grow_trees,
+        calibrate=calibrate,
         lineage=lineage,
         walk_trees=walk_trees,
     )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from pydflash.errors import UnsupportedError
+from pydflash.kernels.triton.support import EARLY, gdc_launch_dependents
 
 Tensor = torch.Tensor
 
@@ -22,8 +23,12 @@ def saturated(x):
 
 
 @triton.jit
-def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """out f16 [T, width] = x / rms(x) * weight; a program a row."""
+    if EARLY:
+        gdc_launch_dependents()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i_t * E + o, mask=o < E, other=0.0)
@@ -74,9 +79,11 @@ def finish_kernel(
 def gated_kernel(
     parts_ptr, counts_ptr, bias_ptr, out_ptr, tokens, F, width,
     SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [T, width] = act(gate) * up of partial sums [slots, T, 2F]. Grid (T, blocks of width)."""
+    if EARLY:
+        gdc_launch_dependents()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < F
@@ -100,63 +107,13 @@ def gated_kernel(
         tl.store(out_ptr + at, y, mask=mask)
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def add_norm_kernel(
-    x_ptr, parts_ptr, counts_ptr, bias_ptr, weight_ptr, out_ptr, tokens, E, width, eps,
-    SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """x f32 [T, E] += bias + the partial sums; out f16 [T, width] = its norm. A program a row."""
-    i_t = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
-    mask = o < E
-    at = i_t * E + o
-    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * E, SLOTS, mask)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
-    x = tl.load(x_ptr + at, mask=mask, other=0.0) + y
-    tl.store(x_ptr + at, x, mask=mask)
-    scale = tl.rsqrt(tl.sum(x * x) / E + eps)
-    y = x * scale * tl.load(weight_ptr + o, mask=mask, other=0.0)
-    tl.store(out_ptr + i_t * width + o, saturated(y), mask=o < width)
-
-
 def norm(x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:
     """rms norm of x f32 [T, E] -> f16 [T, width], zeros beyond E."""
     T, E = x.shape
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
     block = triton.next_power_of_2(width)
-    norm_kernel[(T,)](x, weight, out, E, width, eps, BLOCK=block, num_warps=_warps(block))
-    return out
-
-
-def add_norm(
-    x: Tensor,
-    parts: Tensor,
-    counts: Tensor,
-    bias: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    width: int,
-) -> Tensor:
-    """x f32 [T, E] += partial sums f32 [slots, T, E] and a bias; its rms norm -> f16 [T, width]."""
-    slots, T, E = parts.shape
-    out = torch.empty(T, width, dtype=torch.float16, device=x.device)
-    block = triton.next_power_of_2(width)
-    add_norm_kernel[(T,)](
-        x,
-        parts,
-        counts,
-        parts if bias is None else bias,
-        weight,
-        out,
-        T,
-        E,
-        width,
-        eps,
-        SLOTS=slots,
-        HAS_BIAS=bias is not None,
-        BLOCK=block,
-        num_warps=_warps(block),
+    norm_kernel[(T,)](
+        x, weight, out, E, width, eps, BLOCK=block, EARLY=EARLY, num_warps=_warps(block)
     )
     return out
 
@@ -224,6 +181,7 @@ def gated(
         ACT=_ACTS[act],
         HALF=width is not None,
         BLOCK=512,
+        EARLY=EARLY,
         num_warps=4,
     )
     return out
