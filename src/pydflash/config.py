@@ -80,6 +80,9 @@ class SpecConfig:
     ddtree_tau: float | None = option(
         None, "leave out nodes this much (natural log) less likely than the likeliest first token"
     )
+    ddtree_chain_seed: bool = option(
+        False, "a fixed budget begins with the likeliest chain, whatever else is likelier"
+    )
     draft_chain: bool = option(False, "draft one chain instead of a tree")
     draft_block_size: int = option(
         0, "tokens of a draft block, the pending one included; 0 means the drafter's own"

@@ -58,3 +58,7 @@ class TemplateError(RequestError):
 
 class EngineError(PydflashError):
     """The engine stopped; delivered to every open and later request."""
+
+
+class NonFiniteError(EngineError):
+    """The model gave no numbers for a row: it ends, and what it stored is not to be used again."""

@@ -11,6 +11,7 @@ from pydflash.checkpoint.files import open_checkpoint
 from pydflash.checkpoint.meta import Meta
 from pydflash.checkpoint.writer import write_gguf as write_file
 from pydflash.draft.bounds import check_config
+from pydflash.draft.config import SelectorConfig
 from pydflash.draft.files import open_drafter
 from pydflash.draft.write import as_quant, write_gguf, write_safetensors
 from pydflash.errors import CheckpointError, ConfigError, UnsupportedError
@@ -52,6 +53,32 @@ def test_llama_cpp_stores_token_ids(tokenizer: Meta, tmp_path: Path) -> None:
         stored = checkpoint.tensor("d2t")
         assert stored.format.name == "I64"
         assert torch.equal(stored.data.clone().view(torch.int64), want)
+
+
+def test_llama_cpp_wants_successors_of_every_token_and_convolutions(
+    tokenizer: Meta, tmp_path: Path
+) -> None:
+    path = llama(tmp_path / "d.gguf", tokenizer, "reduced-selector")
+    tensors = CASES["reduced-selector"].tensors()
+    ids = tensors["d2t"] + torch.arange(96)
+    with open_checkpoint(path) as checkpoint:
+        stored = dequantize(checkpoint.tensor("selector_successor.weight"))
+        assert torch.equal(stored[ids], tensors["dflash.selector.succ_cb"])
+        assert stored.shape == (320, 8)
+        assert int(stored.abs().sum(1).count_nonzero()) == 96
+        assert checkpoint.meta.int("dflash.conv_kernel_size") == 1
+        assert checkpoint.meta.int("dflash.conv_group_size") == 64
+        for part in ("attn_conv", "ffn_conv"):
+            assert dequantize(checkpoint.tensor(f"blk.1.{part}_base")).eq(1).all()
+            assert dequantize(checkpoint.tensor(f"blk.1.{part}_proj.weight")).eq(0).all()
+
+
+def test_llama_cpp_needs_room_for_the_selectors_scores(tokenizer: Meta, tmp_path: Path) -> None:
+    config = tiny_config(selector=SelectorConfig(rank=8, top_k=8))  # 8 * 9 > 64
+    with pytest.raises(UnsupportedError, match="so many candidates"):
+        write_gguf(
+            config, tiny_draft(config), tmp_path / "d.gguf", dialect="dflash", tokenizer=tokenizer
+        )
 
 
 def test_llama_cpp_refusals(tokenizer: Meta, tmp_path: Path) -> None:

@@ -74,7 +74,11 @@ def test_drafters_run_from_their_files(name: str, tmp_path: Path, target: Path) 
     assert np.array_equal(got.logp, want.logp)
 
 
-@pytest.mark.parametrize("name", ["swa", "dflash2", "dspark", "reduced-markov", "yarn"])
+_SAME = ("swa", "dflash2", "dspark", "reduced-markov", "yarn")
+_REDUCED = ("reduced-dflash2", "reduced-selector", "reduced-selector-shared")
+
+
+@pytest.mark.parametrize("name", [*_SAME, *_REDUCED])
 def test_llama_cpp_drafters_run_the_same(name: str, tmp_path: Path, target: Path) -> None:
     case = CASES[name]
     path = write_gguf(case.config, case.tensors(), tmp_path / "d.gguf")

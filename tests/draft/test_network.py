@@ -64,7 +64,7 @@ def filled(drafter: DFlash, count: int, *, window: int = 128, seed: int = 7) -> 
 
 def same(a: Sequence[DraftScores], b: Sequence[DraftScores]) -> bool:
     """Bit for bit."""
-    fields = ("tokens", "logp", "pair", "confidence")
+    fields = ("tokens", "logp", "pair")
     pairs = [(getattr(x, f), getattr(y, f)) for x, y in zip(a, b, strict=True) for f in fields]
     return all((x is None and y is None) or np.array_equal(x, y) for x, y in pairs)
 

@@ -52,6 +52,16 @@ def test_many_prompts_at_once_answer_as_alone(llm: LLM) -> None:
     assert [c.tokens for c in together] == [llm.generate(p, params).tokens for p in prompts]
 
 
+def test_work_between_steps_runs_on_the_engines_thread(tiny_llama: Path) -> None:
+    with LLM(tiny_llama) as model:
+        assert model.call(lambda: threading.current_thread().name) == "pydflash-engine"
+        with pytest.raises(ZeroDivisionError):
+            model.call(lambda: 1 // 0)
+        assert model.generate("still there", SamplingParams(max_tokens=3)).tokens
+    with pytest.raises(EngineError, match="stopped"):
+        model.call(lambda: None)
+
+
 def test_threads_share_a_model(llm: LLM) -> None:
     params = SamplingParams(max_tokens=10, temperature=1.0, seed=2)
     alone = llm.generate("shared", params).tokens

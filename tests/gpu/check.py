@@ -204,7 +204,7 @@ class Known:
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts, self.dice, self.settled, self.rounds = texts, random.Random(2), 0, 0
 
-    def propose(self, rows):
+    def propose(self, rows, beside=0):
         return [self._tree(list(r.tokens)) for r in rows]
 
     def settle(self, contexts, outcomes, spent) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pydflash.config import EngineConfig, RuntimeConfig, SpecConfig, StateConfig, StepConfig
+from pydflash.draft.write import write_gguf
 from pydflash.engine.memory import GPU_RESERVE_BYTES, RESERVE_BYTES, plan_memory
 from pydflash.engine.request import Request
 from pydflash.errors import CapacityError
@@ -15,6 +16,7 @@ from pydflash.models.base import Footprint
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.build import load
 from pydflash.state.base import PagedKVSpec
+from tests.tiny.draft import tiny_config, tiny_draft
 from tests.tiny.gguf import tiny_gguf
 
 STATE = StateConfig(max_ctx=256, max_concurrency=2, captures=2)
@@ -85,6 +87,36 @@ def test_plan_counts_what_a_step_takes(tmp_path: Path) -> None:
     text = "\n".join(plan.lines())
     for word in ("weights", "decoded", "rotary", "kv cache", "recurrent", "activations", "logits"):
         assert word in text
+
+
+def test_a_drafter_is_planned_for_and_its_file_let_go(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    draft = write_gguf(tiny_config(), tiny_draft(tiny_config()), tmp_path / "draft.gguf")
+    config = EngineConfig(
+        runtime=RuntimeConfig(ops="cpu", threads=1),
+        state=STATE,
+        step=StepConfig(max_exact_rows=7, prefill_chunk=32),
+        spec=SpecConfig(draft=str(draft), ddtree_budget=3),
+    )
+    loaded = load(path, config)
+    plan = loaded.plan
+    tokens = 7 + 2 * 4 + 32  # recomputed, four nodes of each sequence, a prompt's chunk
+    assert plan.taps == 3 * tokens * (2 * 64 * 4)  # two layers' outputs of 64 floats
+    assert plan.step == plan.tape + plan.logits + plan.activations + plan.taps
+    assert "features" in "\n".join(plan.lines())
+    assert _resident_kb(draft) == 0
+
+
+def _resident_kb(file: Path) -> int:
+    """Of what is mapped of a file, how much lies in memory (Linux tells; elsewhere nothing is claimed)."""
+    table = Path("/proc/self/smaps")
+    size, ours = 0, False
+    for line in table.read_text().splitlines() if table.exists() else ():
+        if "-" in line.split()[0]:
+            ours = line.endswith(str(file))
+        elif ours and line.startswith("Rss:"):
+            size += int(line.split()[1])
+    return size
 
 
 def test_plan_for_a_gpu() -> None:

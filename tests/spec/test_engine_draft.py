@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from pydflash.quant.tensor import QuantTensor
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.cost import CostModel
 from pydflash.spec.policy import Policy, Settings
+from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Proposer
 from pydflash.spec.speculator import Speculator
 from pydflash.state.ring import RingStore
@@ -187,6 +189,23 @@ def test_a_request_may_do_without(path: Path, plain: list[list[int]]) -> None:
         engine.step()
     assert sequence.generated == plain[0]
     assert sequence.draft.rounds == 0
+
+
+def test_proposers_hear_of_the_rows_beside(path: Path, plain: list[list[int]]) -> None:
+    asked = some()[:3]
+    known = [[*r.prompt, *said] for r, said in zip(asked, plain[:3], strict=True)]
+    engine = make_engine(path, speculate=speculating(Scripted(known, "right"), TREES["chain"]))
+    heard = []
+    propose = engine.proposer.propose
+
+    def listen(rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
+        heard.append((len(rows), beside))
+        return propose(rows, beside)
+
+    engine.proposer.propose = listen  # type: ignore[method-assign]
+    mixed = [asked[0], replace(asked[1], speculate=False), replace(asked[2], speculate=False)]
+    assert run(engine, mixed) == plain[:3]
+    assert (1, 2) in heard
 
 
 def test_a_conversation_keeps_its_drafter_context(path: Path) -> None:

@@ -12,7 +12,7 @@ from pydflash.engine.engine import Engine
 from pydflash.engine.graphs import GraphPool
 from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
-from pydflash.errors import ContextLengthError, EngineError, RequestError
+from pydflash.errors import ContextLengthError, NonFiniteError, RequestError
 from pydflash.kernels.ops import OpTable
 from pydflash.kernels.record import Recorder
 from pydflash.models.base import Model
@@ -165,7 +165,7 @@ class Guesses:
         self.hits = 0
         self.settled = 0
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         return [self._tree(list(row.tokens)) for row in rows]
 
     def settle(
@@ -291,11 +291,13 @@ def test_logits_that_are_not_finite_end_one_request(tiny_llama: Path) -> None:
             output.logits[1, 3] = float("nan")
         return output
 
-    engine.model = type("Broken", (), {"forward": staticmethod(broken), "vocab_size": 320})()
+    engine.graphs._model = type(
+        "Broken", (), {"forward": staticmethod(broken), "vocab_size": 320}
+    )()
     errors = []
     while not engine.is_idle:
         errors += [r for r in engine.step() if r.error is not None]
-    assert [type(r.error) for r in errors] == [EngineError]
+    assert [type(r.error) for r in errors] == [NonFiniteError]
     assert "not finite" in str(errors[0].error)
     engine.states.check()
 

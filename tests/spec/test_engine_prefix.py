@@ -9,6 +9,7 @@ import torch
 
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, Sequence
+from pydflash.errors import EngineError
 from pydflash.sampling.params import SamplingParams
 from pydflash.state.sequence import Snapshot
 from tests.spec.test_engine_draft import TREES, network
@@ -176,20 +177,107 @@ def test_a_beginning_is_shared_while_its_first_reader_runs(path: Path) -> None:
 def test_a_failed_answer_leaves_nothing(path: Path) -> None:
     engine = make_engine(path, chunk=CHUNK)
     prompt = list(range(10, 90))
-    model = engine.model
+    model = engine.graphs._model
 
     def broken(*args):  # type: ignore[no-untyped-def]
         output = model.forward(*args)
         output.logits[:] = float("nan")
         return output
 
-    engine.model = type("Broken", (), {"forward": staticmethod(broken), "vocab_size": 320})()
+    engine.graphs._model = type(
+        "Broken", (), {"forward": staticmethod(broken), "vocab_size": 320}
+    )()
     sequence = engine.add(Request(prompt=tuple(prompt), params=GREEDY, seed=1))
     while not engine.is_idle:
         engine.step()
     assert sequence.finish == "error"
-    engine.model = model
+    engine.graphs._model = model
     assert ask(engine, prompt).cached == 0
+
+
+class _TooComplex:
+    """A grammar that cannot go on after two tokens."""
+
+    def start(self):  # type: ignore[no-untyped-def]
+        return self
+
+    def allowed(self, drawn: list[int]) -> None:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count > 2:
+            raise EngineError("the grammar cannot go on")
+
+    def takes(self, tokens: list[int]) -> int:
+        return len(tokens)
+
+    def is_done(self, drawn: list[int]) -> bool:
+        return False
+
+    def commit(self, drawn: list[int]) -> None:
+        pass
+
+
+def test_a_grammar_that_fails_spoils_nothing(path: Path) -> None:
+    engine = make_engine(path, chunk=CHUNK)
+    prompt = list(range(10, 90))
+    ask(engine, prompt)
+    failed = Request(prompt=tuple(prompt), params=GREEDY, seed=1, grammar=_TooComplex())  # type: ignore[arg-type]
+    sequence = engine.add(failed)
+    while not engine.is_idle:
+        engine.step()
+    assert sequence.finish == "error"
+    assert ask(engine, prompt).cached == 64
+
+
+def test_rings_are_for_those_who_draft(path: Path) -> None:
+    """Without drafts a request takes no context and leaves alone what others kept."""
+    speculate = network(
+        tiny_config(block_size=6, hidden=32, target_hidden=32), TREES["chain"], window=128
+    )
+    engine = make_engine(path, running=2, chunk=CHUNK, speculate=speculate)
+    prompt = list(range(10, 90))
+    ask(engine, prompt)
+    rings = engine.states.rings
+    assert rings is not None
+    free = rings._pool.num_free
+    plain = replace(_request((*prompt[:70], 4)), speculate=False)
+    sequence = engine.add(plain)
+    engine.step()
+    assert engine.states.of(sequence).draft is None
+    assert rings._pool.num_free == free
+    while not engine.is_idle:
+        engine.step()
+    assert _context(engine, (*prompt[:70], 5, 5)) == (0, 72)
+
+
+def test_a_context_is_copied_where_there_is_room(path: Path) -> None:
+    """Two that leave the same text at the same place both draft from it, and so does the text's own end."""
+    speculate = network(
+        tiny_config(block_size=6, hidden=32, target_hidden=32), TREES["chain"], window=128
+    )
+    engine = make_engine(path, running=2, chunk=CHUNK, speculate=speculate)
+    first = ask(engine, list(range(10, 90)))
+    prompt = first.tokens[:80]
+    for other in (5, 6):
+        assert _context(engine, (*prompt[:70], other)) == (0, 71)
+    assert _context(engine, (*first.tokens, 7)) == (0, len(first.tokens) + 1)
+
+
+def _request(prompt: tuple[int, ...]) -> Request:
+    return Request(prompt=prompt, params=GREEDY, seed=1)
+
+
+def _context(engine: Engine, prompt: tuple[int, ...]) -> tuple[int, int]:
+    """What a drafter knows after the step that read a prompt: first and end."""
+    sequence = engine.add(_request(prompt))
+    while not sequence.num_generated:
+        engine.step()
+    context = engine.states.of(sequence).draft
+    assert context is not None
+    span = (context.first, context.end)
+    while not engine.is_idle:
+        engine.step()
+    engine.states.check()
+    return span
 
 
 def test_a_drafters_context_goes_with_its_prefix(path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydflash.draft.base import DraftScores
 from pydflash.spec.cost import CostModel
 from pydflash.spec.ddtree import build_tree
-from pydflash.spec.policy import Policy, Settings
+from pydflash.spec.policy import PACE, Policy, Settings
 from pydflash.spec.proposal import Proposal
 from tests.spec import synthetic
 from tests.spec.synthetic import OTHER, Decoding, Regime, adaptive, best_fixed, cost_model
@@ -141,13 +141,39 @@ def test_growth_looks_over_an_edge_of_the_cost() -> None:
     assert len(policy.trees([0], [sure(0.8)])[0].tokens) == 8
 
 
-def test_fixed_modes_build_the_seeds_trees() -> None:
+def test_rows_beside_are_not_charged_to_drafting() -> None:
+    """Steps of eight rows that take no drafts: what drafting cost is what its own rows added."""
+    policy = adaptive()
+    policy.observe([sure(0.9)], [[100, OTHER]], rows=4 + 8, slots=8, beside=8)
+    steps = (synthetic.draft_s(8) + policy.cost.step_s(12)) / policy.cost.step_s(9)
+    assert policy.speed == pytest.approx((1 + PACE) / (1 + PACE * (steps - 1)))
+    plain = adaptive()
+    plain.observe([], [[OTHER]], rows=9, beside=8)
+    assert plain.speed == 1.0
+
+
+def test_growth_begins_after_the_rows_beside() -> None:
+    policy = Policy(Settings(max_nodes=20), CostModel())
+    # Dear up to eight rows, then an edge behind which rows cost nothing.
+    policy.cost.profile([(1, 0, 1.0), (8, 0, 12.0), (9, 0, 12.0), (40, 0, 12.001)])
+    assert len(policy.trees([0], [sure(0.8)])[0].tokens) == 1
+    assert len(policy.trees([0], [sure(0.8)], beside=8)[0].tokens) > 4
+
+
+def test_fixed_modes_build_the_heaviest_trees_or_the_seeds() -> None:
     given = [sure(0.6), sure(0.5)]
-    tree = Policy(Settings(mode="tree", budget=13, tau=4.0), cost_model())
-    assert tree.slots() == 15
-    assert tree.trees([1, 2], given) == [
-        build_tree(r, g, 13, tau=4.0) for r, g in zip([1, 2], given, strict=True)
-    ]
+    for seeded in (False, True):
+        tree = Policy(Settings(mode="tree", budget=13, tau=4.0, chain_seed=seeded), cost_model())
+        assert tree.slots() == 15
+        assert tree.trees([1, 2], given) == [
+            build_tree(r, g, 13, tau=4.0, chain_seed=seeded)
+            for r, g in zip([1, 2], given, strict=True)
+        ]
+    few = Policy(Settings(mode="tree", budget=4), cost_model()).trees([1], given[1:])[0]
+    assert few == build_tree(1, given[1], 4, top_k=8, chain_seed=False)
+    assert len(few.tokens) == 5
+    unsure = Policy(Settings(mode="tree", budget=4), cost_model()).trees([1], [sure(0.3)])[0]
+    assert not unsure.is_chain, "a budget below the slots is no reason for a chain"
     chain = Policy(Settings(mode="chain", max_slots=5), cost_model())
     assert chain.slots() == 5
     assert all(t.is_chain and len(t.tokens) == 9 for t in chain.trees([1, 2], given))

@@ -139,6 +139,12 @@ CASES: dict[str, DraftCase] = {
     "reduced-dflash2": _case(
         draft_vocab=96, conv=ConvConfig(), selector=SelectorConfig(rank=8, top_k=4)
     ),
+    "reduced-selector": _case(
+        causal=(True, True), draft_vocab=96, selector=SelectorConfig(rank=8, top_k=4)
+    ),
+    "reduced-selector-shared": _case(
+        {"head": False}, draft_vocab=96, selector=SelectorConfig(rank=8, top_k=4)
+    ),
     "domino": _case(from_anchor=True, domino=DominoConfig(hidden=24, embedding=16, prefix=1)),
     "domino-full": _case(
         {"full_domino": True}, domino=DominoConfig(hidden=24, embedding=16, prefix=0)

@@ -1,5 +1,6 @@
 """The batched target says what the engine says: logits, features, greedy text."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,17 @@ def test_other_architectures_go_through_the_engine(tmp_path: Path) -> None:
         driver = Driver(path, ops="ref")
         driver.step([(driver.state(), Phase.PREFILL, list(TOKENS))], taps=frozenset({1, 3}))
         wanted = torch.cat([driver.taps[1], driver.taps[3]], -1)
+        threads, inner = set(), target._engine.model
+
+        class Watched:
+            def forward(self, *args: object) -> object:
+                threads.add(threading.current_thread().name)
+                return inner.forward(*args)  # type: ignore[arg-type]
+
+        target._engine.model = Watched()  # type: ignore[assignment]
         got = target.features(torch.tensor([TOKENS]), (1, 3))[0]
+        target._engine.model = inner
+        assert threads == {"pydflash-engine"}
         assert torch.nn.functional.cosine_similarity(got, wanted).min() > 0.999
         order = Order(prompts=[TOKENS, TOKENS[:4]], temperatures=[0.0, 0.0], max_new=6, stop=STOP)
         answers = target.generate(order, lambda n: None)

@@ -70,10 +70,13 @@ class Checkpoint:
 
     def tensor(self, name: str) -> QuantTensor:
         """The tensor's bytes as they lie in the file: a view, valid even after `close()`."""
-        info = self.info(name)
+        return self.view(self.info(name))
+
+    def view(self, info: TensorInfo) -> QuantTensor:
+        """What lies at a place in the files."""
         data = self.files[info.file].view(info.offset, info.nbytes)
         data = data.view(*info.shape[:-1], info.format.row_bytes(info.shape[-1]))
-        return QuantTensor(name=name, data=data, format=info.format, shape=info.shape)
+        return QuantTensor(name=info.name, data=data, format=info.format, shape=info.shape)
 
     def handle(self, name: str) -> tuple[Path, int]:
         """File and byte offset where the tensor begins, to read it by other means."""

@@ -23,13 +23,11 @@ class DraftScores:
     pair f32 [S, K, K] for conditional heads: pair[s, i, j] is the log-probability of candidate j of slot
     s after candidate i of slot s - 1; slot 0 follows the anchor, so its rows are all the same. Where
     `pair` is given, `logp` is what the most likely path gives and trees are scored by `pair`.
-    confidence f32 [S]: a head's own estimate that slot s is accepted given the slots before it.
     """
 
     tokens: I32
     logp: F32
     pair: F32 | None = None
-    confidence: F32 | None = None
 
     @property
     def slots(self) -> int:

@@ -8,9 +8,11 @@ from pydflash.checkpoint.meta import Meta
 from pydflash.checkpoint.requantize import Progress, workers
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.files import DraftFile, open_drafter
+from pydflash.draft.for_llama_cpp import pick_rows
 from pydflash.draft.read_gguf import LLAMA_CPP, SEEDS
-from pydflash.draft.write import write_gguf, write_safetensors
+from pydflash.draft.write import token_ids, write_gguf, write_safetensors
 from pydflash.errors import ConfigError
+from pydflash.quant.tensor import QuantTensor
 
 SAFETENSORS = "safetensors"
 WORDS = {"gguf": "dflash-draft", "llama.cpp": LLAMA_CPP}
@@ -50,9 +52,12 @@ def convert_drafter(
             raise ConfigError(
                 f"{dest} is a directory; name a file, for instance {dest / 'draft.gguf'}"
             )
+        tensors = drafter.tensors()
+        if kind == LLAMA_CPP and target is not None:
+            tensors |= _lent_head(drafter, target)
         write_gguf(
             config,
-            drafter.tensors(),
+            tensors,
             dest,
             dialect=kind,
             type=type,
@@ -96,6 +101,22 @@ def _tokenizer(drafter: DraftFile, target: str | Path | None) -> Meta | None:
             # The file stays mapped as long as its metadata is in use.
             return checkpoint.meta
     return drafter.checkpoint.meta if drafter.container == "llama.cpp" else None
+
+
+def _lent_head(drafter: DraftFile, target: str | Path) -> dict[str, QuantTensor]:
+    """The target's rows of the output for a reduced vocabulary that has none of its own."""
+    if drafter.config.draft_vocab is None or drafter.find("output.weight") is not None:
+        return {}
+    ids = token_ids(drafter.checkpoint.tensor("d2t"))
+    with open_checkpoint(target) as checkpoint:
+        name = "output.weight" if "output.weight" in checkpoint.tensors else "token_embd.weight"
+        head = checkpoint.tensor(name)
+        if len(head.shape) != 2 or head.shape != (drafter.config.vocab, drafter.config.hidden):
+            raise ConfigError(
+                f"{target}: {name} is {list(head.shape)}, the drafter's target has "
+                f"{[drafter.config.vocab, drafter.config.hidden]}; name the GGUF file of its target"
+            )
+        return {"output.weight": replace(pick_rows(head, ids), name="output.weight")}
 
 
 def _check_paths(source: Path, dest: Path, force: bool) -> None:

@@ -342,7 +342,7 @@ def _head(tensors: DraftTensors, c: DraftConfig, norm: Tensor, token_embd: Weigh
     if c.selector is not None:
         return SelectorHead(tensors, c, norm)
     if c.markov is not None:
-        return MarkovHead(tensors, c, norm)
+        return MarkovHead(tensors, c)
     if c.domino is not None:
         return DominoHead(tensors, c, norm, token_embd)
     return PlainHead()

@@ -15,6 +15,7 @@ import torch
 from pydflash.checkpoint.files import Checkpoint, TensorInfo, open_checkpoint
 from pydflash.draft.bounds import check_config
 from pydflash.draft.config import DraftConfig
+from pydflash.draft.for_llama_cpp import SUCCESSORS, pick_rows
 from pydflash.draft.layout import Shapes, check_tensors, expected_shapes
 from pydflash.draft.names import Container, to_canonical
 from pydflash.draft.read_gguf import LLAMA_CPP, SEEDS, read_llama_cpp, read_seeds
@@ -38,15 +39,24 @@ class DraftCheckpoint(Checkpoint):
     """A drafter's file, its tensors under canonical names. Its `d2t` holds differences, as ours do."""
 
     absolute_ids = False
+    successors: TensorInfo | None = None
+    """The selector's codebook where it has a row for every token, and the drafted ones are to be picked."""
 
     def tensor(self, name: str) -> QuantTensor:
+        if name == SUCCESSORS and self.successors is not None:
+            return pick_rows(self.view(self.successors), self._ids())
         tensor = super().tensor(name)
         if name != "d2t" or not self.absolute_ids:
             return tensor
-        kind = torch.int64 if tensor.format.name == "I64" else torch.int32
-        ids = tensor.data.clone().view(kind)
-        ids -= torch.arange(len(ids), dtype=kind)
-        return replace(tensor, data=ids.view(torch.uint8))
+        ids = self._ids()
+        ids -= torch.arange(len(ids))
+        dtype = torch.int64 if tensor.format.name == "I64" else torch.int32
+        return replace(tensor, data=ids.to(dtype).view(torch.uint8))
+
+    def _ids(self) -> torch.Tensor:
+        stored = super().tensor("d2t")
+        dtype = torch.int64 if stored.format.name == "I64" else torch.int32
+        return stored.data.clone().view(dtype).long()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +136,7 @@ def _open(
     config, more = read(checkpoint, {name: info.shape for name, info in tensors.items()})
     notes += more + _mask_row(tensors, config, where)
     check_config(config)
+    whole = _drafted_successors(tensors, config) if container == "llama.cpp" else None
     shapes = {name: info.shape for name, info in tensors.items()}
     for name, shape in expected_shapes(config, shapes).items():
         # Containers differ in leading ones: [1, C] or [C].
@@ -141,6 +152,7 @@ def _open(
         checkpoint.config,
     )
     ours.absolute_ids = container == "llama.cpp"
+    ours.successors = whole
     _check_ids(ours, config)
     return DraftFile(config=config, checkpoint=ours, container=container, notes=tuple(notes))
 
@@ -250,6 +262,17 @@ def _mask_row(tensors: Tensors, config: DraftConfig, where: str) -> list[str]:
         offset=table.offset + row * config.mask_token,
     )
     return ["of its embeddings only the mask's is used: the target's serve"]
+
+
+def _drafted_successors(tensors: Tensors, config: DraftConfig) -> TensorInfo | None:
+    """llama.cpp's codebook of successors covers the whole vocabulary; of a reduced one, ours does not."""
+    found = tensors.get(SUCCESSORS)
+    if config.draft_vocab is None or found is None or found.shape[0] != config.vocab:
+        return None
+    row = found.nbytes // config.vocab
+    shape = (config.draft_vocab, *found.shape[1:])
+    tensors[SUCCESSORS] = replace(found, shape=shape, nbytes=config.draft_vocab * row)
+    return found
 
 
 def _check_ids(checkpoint: Checkpoint, config: DraftConfig) -> None:

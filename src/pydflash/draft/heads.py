@@ -75,7 +75,7 @@ def likely_path(pair: F32) -> list[int]:
     return path
 
 
-def settle(tokens: I32, pair: F32, top_k: int, confidence: F32 | None = None) -> DraftScores:
+def settle(tokens: I32, pair: F32, top_k: int) -> DraftScores:
     """Order each slot's candidates by what the greedy path gives them, and keep the best `top_k`.
 
     tokens int32 [S, K]; pair f32 [S, K, K] log-probabilities by (candidate of the slot before, candidate).
@@ -90,5 +90,4 @@ def settle(tokens: I32, pair: F32, top_k: int, confidence: F32 | None = None) ->
         pair=np.ascontiguousarray(
             pair[np.arange(len(pair))[:, None, None], rows[:, :, None], order[:, None, :]]
         ),
-        confidence=confidence,
     )

@@ -20,6 +20,7 @@ from pydflash.checkpoint.meta import Meta
 from pydflash.checkpoint.requantize import Progress, requantize
 from pydflash.draft.bounds import check_config
 from pydflash.draft.config import DraftConfig
+from pydflash.draft.for_llama_cpp import SUCCESSORS, spread_rows, with_identity_convs
 from pydflash.draft.formats import DraftFormats
 from pydflash.draft.layout import check_tensors, expected_shapes
 from pydflash.draft.names import Container, from_canonical
@@ -71,6 +72,8 @@ def write_gguf(
         raise ConfigError(
             "llama.cpp reads a drafter's vocabulary from its own file: name the target's GGUF file"
         )
+    if container == "llama.cpp":
+        config, tensors = with_identity_convs(config, tensors)
     packed = _packed(config, tensors, container)
     kind = None if type is None else mix_type(type)
     formats = DraftFormats(kind, packed)
@@ -157,10 +160,14 @@ def _packed(
             raise UnsupportedError(
                 f"{_called(container)} has no place for {name}; write the drafter as dflash-draft GGUF"
             )
-        tensor = packed[name]
-        if name == "d2t" and container == "llama.cpp":
-            tensor = _absolute(tensor)
-        found[name] = (theirs, tensor)
+        found[name] = (theirs, packed[name])
+    if container == "llama.cpp" and "d2t" in found:
+        theirs, tensor = found["d2t"]
+        ids = token_ids(tensor)
+        found["d2t"] = (theirs, as_quant("d2t", ids))
+        if SUCCESSORS in found:
+            theirs, tensor = found[SUCCESSORS]
+            found[SUCCESSORS] = (theirs, spread_rows(tensor, ids, config.vocab))
     return found
 
 
@@ -194,11 +201,10 @@ def _dense(tensor: QuantTensor, wanted: str | None) -> Tensor:
     return dequantize(tensor).to(_DTYPES[wanted])
 
 
-def _absolute(tensor: QuantTensor) -> QuantTensor:
-    """Differences to the token ids themselves, 64 bits wide."""
-    dtype = _DTYPES[tensor.format.name]
-    ids = tensor.data.clone().view(dtype).long()
-    return as_quant(tensor.name, ids + torch.arange(len(ids)))
+def token_ids(d2t: QuantTensor) -> Tensor:
+    """The target's token ids of a reduced vocabulary, int64 [Vd], from what `d2t` stores."""
+    ids = d2t.data.clone().view(_DTYPES[d2t.format.name]).long()
+    return ids + torch.arange(len(ids))
 
 
 def _title(config: DraftConfig) -> str:

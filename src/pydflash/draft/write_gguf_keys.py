@@ -161,11 +161,10 @@ def _check_llama_cpp(c: DraftConfig, tokenizer: Meta, names: Names[str]) -> None
         "norms of the context's keys and values": c.context_norm,
         "a Domino head": c.domino is not None,
         "convolutions without a selector": c.conv is not None and c.selector is None,
-        "a selector without convolutions": c.selector is not None and c.conv is None,
+        "a selector of so many candidates for its hidden size": c.selector is not None
+        and c.hidden < c.selector.top_k * (c.selector.top_k + 1),
         "a reduced vocabulary without a head": c.draft_vocab is not None
         and "output.weight" not in names,
-        "a selector over a reduced vocabulary": c.selector is not None
-        and c.draft_vocab is not None,
         "a confidence head that does not read the Markov embedding": c.markov is not None
         and c.markov.confidence
         and not c.markov.confidence_with_markov,

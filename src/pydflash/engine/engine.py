@@ -15,7 +15,7 @@ from pydflash.engine.graphs import GraphPool, Ran
 from pydflash.engine.request import FinishReason, Phase, Request, Sequence, StepResult
 from pydflash.engine.scheduler import Scheduler, StepPlan
 from pydflash.engine.states import States
-from pydflash.errors import ContextLengthError, EngineError, RequestError
+from pydflash.errors import ContextLengthError, EngineError, NonFiniteError, RequestError
 from pydflash.kernels.upload import rows_of, trim
 from pydflash.models.base import Model
 from pydflash.sampling.ask import Ask
@@ -164,7 +164,8 @@ class Engine:
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
-        proposals = self._propose([r.sequence for r in decoding])
+        again = sum(r.count for r in plan.rows if r.phase is Phase.RECOMPUTE)
+        proposals = self._propose([r.sequence for r in decoding], again)
         work = []
         for i, row in enumerate(plan.rows):
             state = self.states.reserve(row.sequence, row.count)
@@ -174,10 +175,12 @@ class Engine:
             work.append(RowWork(row, state, proposal))
         return work
 
-    def _propose(self, sequences: Many[Sequence]) -> list[Proposal]:
-        """A proposal for every decoding sequence: plain for those that asked for no drafts."""
-        willing = [s for s in sequences if s.request.speculate]
-        made = iter(self.proposer.propose([self._row(s) for s in willing]) if willing else ())
+    def _propose(self, sequences: Many[Sequence], again: int) -> list[Proposal]:
+        """A proposal for every decoding sequence: plain for those that asked for no drafts. `again`: rows
+        that the step recomputes."""
+        rows = [self._row(s) for s in sequences if s.request.speculate]
+        beside = len(sequences) - len(rows) + again
+        made = iter(self.proposer.propose(rows, beside) if rows else ())
         return [
             next(made) if s.request.speculate else Proposal.root(s.tokens[-1]) for s in sequences
         ]
@@ -310,6 +313,7 @@ class Engine:
                     sequence.mask.commit(drawn)
             if walk.error is not None:
                 sequence.finish = "error"
+                sequence.is_sound = not isinstance(walk.error, NonFiniteError)
             if sequence.finish is not None:
                 self._end(sequence)
             results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))

@@ -47,6 +47,7 @@ class MemoryPlan:
     tape: int
     activations: int
     logits: int
+    taps: int = 0  # what of the widest step goes to the drafter
     drafter: int = 0  # its weights
     rings: int = 0  # what it remembers of every sequence
     graphs: int = 0  # what captured steps keep of their results, and the places that padding writes
@@ -70,7 +71,7 @@ class MemoryPlan:
     @property
     def step(self) -> int:
         """What the widest step adds for a while."""
-        return self.tape + self.activations + self.logits
+        return self.tape + self.activations + self.logits + self.taps
 
     def lines(self) -> list[str]:
         """The table printed at start."""
@@ -79,6 +80,7 @@ class MemoryPlan:
             f"recurrent state {_mib(self.recurrent)} ({self.slots} slots of {_mib(self.slot)})"
         )
         drafter = f"drafter {_mib(self.drafter)}, its context {_mib(self.rings)}"
+        taps = f", the drafter's features {_mib(self.taps)}" if self.taps else ""
         tape = f", operands until the commit {_mib(self.tape)}" if self.tape else ""
         return [
             f"weights {_mib(self.weights)}{decoded}, rotary tables {_mib(self.rope)}",
@@ -88,7 +90,7 @@ class MemoryPlan:
             *([drafter] if self.drafter else []),
             *([f"captured steps {_mib(self.graphs)}"] if self.graphs else []),
             f"widest step {_mib(self.step)}: activations {_mib(self.activations)}, "
-            f"logits {_mib(self.logits)}{tape}",
+            f"logits {_mib(self.logits)}{taps}{tape}",
             f"context {self.max_ctx} positions, {self.sequences} at once",
             f"in all {_mib(self.lasting + self.step)} of {_mib(self.available)} free, "
             f"reserve {_mib(self.reserve)}",
@@ -106,12 +108,13 @@ def plan_memory(
     nodes: int = 1,
     drafter: int = 0,
     rings: int = 0,
+    features: int = 0,
     on_gpu: bool = False,
 ) -> MemoryPlan:
     """Choose context, pages and slots. An asked context that does not fit is refused with what would.
 
-    `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts.
-    `on_gpu`: steps are captured, and the reserve is a GPU's.
+    `nodes`: of the widest proposal. `drafter` and `rings`: bytes of its weights and of its contexts;
+    `features`: of what one position gives it. `on_gpu`: steps are captured, and the reserve is a GPU's.
     """
     step = step or StepConfig()
     sequences = state.max_concurrency
@@ -123,6 +126,8 @@ def plan_memory(
     chunk = step.prefill_chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
     activations = (exact + chunk) * footprint.token
     logits = (sequences * nodes + 1) * footprint.logits
+    # The layers' outputs, those of a row side by side, and what its context takes.
+    taps = 3 * (exact + chunk) * features
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     graphs, reserve = 0, RESERVE_BYTES
     # Attention over a long context is done in parts at once on a GPU, and each leaves its sum.
@@ -131,7 +136,7 @@ def plan_memory(
         widths = [n for n in TOKENS if n < 2 * sequences * nodes]
         graphs = sum(widths) * footprint.logits + page + slot
         reserve = GPU_RESERVE_BYTES
-    fixed += drafter + rings + graphs
+    fixed += taps + drafter + rings + graphs
     room = available - fixed - reserve
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
     each = sequences * page + PAGE_SIZE * footprint.position + parted * PAGE_SIZE // PARTED
@@ -178,6 +183,7 @@ def plan_memory(
         tape=tape,
         activations=activations + parts,
         logits=logits,
+        taps=taps,
         drafter=drafter,
         rings=rings,
         graphs=graphs,

@@ -86,6 +86,7 @@ class Sequence:
     stored: int = 0  # mirrors the state's length
     cached: int = 0  # prompt tokens that others had stored when it began
     is_exact: bool = True  # the state is what a cold run of the same tokens stores
+    is_sound: bool = True  # no logits were infinite or no numbers at all
     finish: FinishReason | None = None
     stop_token: int | None = None
     clock: Clock = field(default_factory=Clock)

@@ -77,8 +77,9 @@ class States:
         if self.cache is not None and sequence.request.reuse:
             prompt = sequence.request.prompt[:-1]
             exact = sequence.num_generated > 0
-            sequence.is_exact = self.cache.start(state, prompt, exact=exact)
-        if state.draft is None:
+            drafts = sequence.request.speculate
+            sequence.is_exact = self.cache.start(state, prompt, exact=exact, ring=drafts)
+        if state.draft is None and sequence.request.speculate:
             state.draft = self._ring()
         sequence.stored = state.length
         self._of[sequence.request.id] = state
@@ -127,10 +128,9 @@ class States:
             return
         state.rollback(state.length)
         tokens = sequence.tokens[: state.length]
-        failed = sequence.finish == "error"
-        is_turn = state.length > sequence.num_prompt and not failed
+        is_turn = state.length > sequence.num_prompt and sequence.is_sound
         self.cache.finish(tokens, state, is_turn=is_turn)
-        if failed:
+        if not sequence.is_sound:
             self.cache.drop(tokens)
 
     def forget(self) -> None:

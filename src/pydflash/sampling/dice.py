@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from pydflash.errors import EngineError
+from pydflash.errors import EngineError, NonFiniteError
 from pydflash.sampling import noise
 from pydflash.sampling.ask import Ask
 from pydflash.sampling.draw import Draw
@@ -34,7 +34,7 @@ class Dice:
         params = ask.params
         likely = int(raw.argmax())  # NaN counts as largest, so this one number tells of all of them
         if math.isnan(raw[likely]) or raw[likely] == math.inf:
-            return EngineError(
+            return NonFiniteError(
                 f"the model's logits at position {ask.position} are not finite; the file may be damaged, "
                 "or try --ops ref"
             )

@@ -122,6 +122,7 @@ def load(
             nodes=nodes,
             drafter=drafting.nbytes if drafting else 0,
             rings=drafting.rings(sequences) if drafting else 0,
+            features=drafting.features if drafting else 0,
             on_gpu=device.type != "cpu",
         )
 

@@ -51,6 +51,12 @@ class Drafting:
         """Bytes of the drafter's weights."""
         return 0 if self.file is None else self.file.checkpoint.nbytes
 
+    @property
+    def features(self) -> int:
+        """Bytes of what one position of the target gives it."""
+        config = None if self.file is None else self.file.config
+        return 4 * len(config.target_layers) * config.target_hidden if config else 0
+
     def rings(self, sequences: int) -> int:
         """Bytes of the contexts for so many sequences."""
         if self.file is None:
@@ -103,6 +109,8 @@ def build_drafter(
         max_positions=model.max_positions,
         output_rows=output_rows,
     )
+    if not ops.borrows:
+        drafting.file.checkpoint.release()
     return drafter, drafter.open_store(RINGS_PER_SEQUENCE * sequences, drafting.window)
 
 
@@ -153,6 +161,7 @@ def _settings(spec: SpecConfig, slots: int) -> Settings:
         max_nodes=1 + (min(budget, slots) if mode == "chain" else budget),
         budget=budget,
         tau=spec.ddtree_tau,
+        chain_seed=spec.ddtree_chain_seed,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from pydflash import catalog
 from pydflash.config import EngineConfig
@@ -21,6 +21,7 @@ from pydflash.text.formats import detect
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,10 @@ class LLM:
     def forget(self) -> None:
         """Drop what finished requests left for later ones to start from."""
         self._worker.forget()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run something on the engine's thread, between two steps; its result or what it raised."""
+        return self._worker.call(work)
 
     def close(self) -> None:
         self._worker.close()

@@ -8,12 +8,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request, StepResult
 from pydflash.errors import EngineError
 from pydflash.service.thread import EngineThread
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._coalesce_s = coalesce_s
         self._open: dict[int, Ticket] = {}
+        self._calls: set[Future[Any]] = set()
         self._dead: EngineError | None = None
         self._lock = threading.Lock()
         self._thread = thread or EngineThread()
@@ -66,8 +71,7 @@ class Worker:
         self._engine.check(request)
         ticket = Ticket(request, listener)
         with self._lock:
-            if self._dead is not None:
-                raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
+            self._check_alive()
             self._open[request.id] = ticket
         self._inbox.put(lambda: self._add(request))
         return ticket
@@ -80,10 +84,39 @@ class Worker:
         """Drop what finished requests left for others to start from."""
         self._inbox.put(self._engine.states.forget)
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine's thread, between two steps; its result, or what it raised.
+
+        Blocks; not from that thread itself. Raises EngineError when the engine stops before.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        with self._lock:
+            self._check_alive()
+            self._calls.add(done)
+        self._inbox.put(run)
+        try:
+            return done.result()
+        finally:
+            with self._lock:
+                self._calls.discard(done)
+
     def close(self) -> None:
         """End every open request and stop the thread."""
         self._inbox.put(None)
         self._thread.close()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(f"the engine has stopped: {self._dead}") from self._dead
 
     def _run(self) -> None:
         try:
@@ -131,5 +164,8 @@ class Worker:
             self._dead = error
             left = list(self._open.values())
             self._open.clear()
+            calls = [call for call in self._calls if not call.done()]
         for ticket in left:
             ticket.deliver(error)
+        for call in calls:
+            call.set_exception(error)

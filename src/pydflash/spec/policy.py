@@ -41,9 +41,9 @@ class Settings:
     max_nodes: int = 48  # of one sequence's proposal, the root included
     max_rows: int = 64  # of all proposals of a round together
     budget: int = 22  # nodes besides the root in mode `tree`
-    top_k: int | None = None
+    top_k: int = WIDE
     tau: float | None = None
-    chain_seed: bool = True
+    chain_seed: bool = False  # in mode `tree`: the best path first, whatever else is likelier
     temperature: float = 1.0
 
 
@@ -82,8 +82,8 @@ class Policy:
         self._error = max(self._error, 0.0)
         self._allowance = ALLOWANCE
 
-    def slots(self, sequences: int = 1, context: int = 0) -> int:
-        """Slots to draft in the next round; 0 makes it a plain one."""
+    def slots(self, sequences: int = 1, context: int = 0, beside: int = 0) -> int:
+        """Slots to draft in the next round; 0 makes it a plain one. `beside`: the step's other rows."""
         most = self.settings.max_slots
         if self.settings.mode != "adaptive" or not most:
             return most
@@ -91,7 +91,7 @@ class Policy:
             return 0
         if self._drafted % FULL == 0:
             return most
-        return self._useful(sequences, context)
+        return self._useful(sequences, context, beside)
 
     def trees(
         self,
@@ -99,12 +99,14 @@ class Policy:
         scores: Sequence[DraftScores],
         limits: Sequence[int] | None = None,
         context: int = 0,
+        beside: int = 0,
     ) -> list[Proposal]:
-        """A proposal for each row. `limits`: the most nodes of each, the root included."""
+        """A proposal for each row. `limits`: the most nodes of each, the root included. `beside`: rows
+        that the step has whatever is drafted."""
         s = self.settings
         limits = [min(s.max_nodes, x) for x in limits or [s.max_nodes] * len(roots)]
         if s.mode == "adaptive":
-            return self._grow(roots, scores, limits, context)
+            return self._grow(roots, scores, limits, context, beside)
         room = max(s.max_rows - len(roots), 0) // max(len(roots), 1)
         out = []
         for root, given, limit in zip(roots, scores, limits, strict=True):
@@ -132,8 +134,11 @@ class Policy:
         draft_s: float | None = None,
         step_s: float | None = None,
         context: int = 0,
+        beside: int = 0,
     ) -> None:
         """Learn from a round of `rows` nodes: each sequence's scores and the tokens it drew.
+
+        `beside` of the rows are not the drafted sequences': plain decoding would have had them, too.
 
         `slots` 0 and no scores for a plain round. Times that hold other work (a prompt's chunk, a first
         compilation) are None.
@@ -148,7 +153,7 @@ class Policy:
         better = 0.0
         for given, tokens in zip(scores, drawn, strict=False):
             better += max(self.calibration.observe(given, tokens), 0.0) / sequences
-        plain = self.cost.step_s(sequences, context)
+        plain = self.cost.step_s(sequences + beside, context)
         if plain <= 0.0:
             return
         spent = self.cost.draft_s(slots, sequences) + self.cost.step_s(rows, context)
@@ -184,9 +189,9 @@ class Policy:
         if probe:
             self._allowance = max(0.85 * self._allowance, LEAST)
 
-    def _useful(self, sequences: int, context: int) -> int:
+    def _useful(self, sequences: int, context: int, beside: int) -> int:
         """As many slots as gave more than they cost, and two to see further."""
-        plain = self.cost.step_s(sequences, context)
+        plain = self.cost.step_s(sequences + beside, context)
         if plain <= 0.0 or not self.cost.draft.known:
             return self.settings.max_slots
         worth = max(self.speed, 1.0) / plain
@@ -204,6 +209,7 @@ class Policy:
         scores: Sequence[DraftScores],
         limits: Sequence[int],
         context: int,
+        beside: int,
     ) -> list[Proposal]:
         """Take the likeliest node of any row while it is worth its time at the running rate.
 
@@ -211,7 +217,8 @@ class Policy:
         """
         growths = [self._start(root, given) for root, given in zip(roots, scores, strict=True)]
         rows = len(roots)
-        cost = self.cost.steps(max(self.settings.max_rows, rows), context)
+        # Seconds by the drafted sequences' rows: the others are there in any case.
+        cost = self.cost.steps(max(self.settings.max_rows, rows) + beside, context)[beside:]
         plain = cost[rows]
         worth = rows * max(self.speed, 1.0) / plain if plain > 0.0 else 0.0
         heap = [(-g.peek, r) for r, g in enumerate(growths) if g.peek > NONE_LEFT and limits[r] > 1]
@@ -241,7 +248,7 @@ class Policy:
 
     def _start(self, root: int, given: DraftScores) -> Growth:
         scores, off = self.calibration.apply(given)
-        return Growth(root, scores, top_k=self.settings.top_k or WIDE, off=off)
+        return Growth(root, scores, top_k=self.settings.top_k, off=off)
 
     def _note(self, growths: Sequence[Growth], kept: Sequence[int]) -> None:
         """Remember what each depth was expected to give, as far as it was drafted."""

@@ -44,8 +44,11 @@ class Proposer(Protocol):
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs the contexts are to be given, ascending."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """A proposal for each row, its root being the row's last (pending) token."""
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
+        """A proposal for each row, its root being the row's last (pending) token.
+
+        `beside`: tokens that the step decodes or recomputes besides, for rows that take no drafts.
+        """
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -59,7 +62,7 @@ class PlainProposer:
     max_nodes = 1
     taps = ()
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         return [Proposal.root(row.tokens[-1]) for row in rows]
 
     def settle(

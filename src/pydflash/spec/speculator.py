@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores
-from pydflash.spec.ddtree import WIDE
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
 from pydflash.spec.proposal import Proposal
@@ -44,14 +43,14 @@ class Speculator:
     def taps(self) -> tuple[int, ...]:
         return self.drafter.taps
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         """A tree for each row, or the pending token alone where drafting would not pay."""
         context = _mean([len(row.tokens) for row in rows])
         roots = [row.tokens[-1] for row in rows]
         if any(row.fresh for row in rows):
             self.policy.hope_anew()
-        self._slots = min(self.policy.slots(len(rows), context), self.drafter.slots)
-        top_k = self.policy.settings.top_k or WIDE
+        self._slots = min(self.policy.slots(len(rows), context, beside), self.drafter.slots)
+        top_k = self.policy.settings.top_k
         try:
             self._scores = self.drafter.score(rows, self._slots, top_k) if self._slots else []
         except torch.OutOfMemoryError:
@@ -60,7 +59,7 @@ class Speculator:
         if not self._slots:
             self._scores = [DraftScores.nothing()] * len(rows)
             return [Proposal.root(root) for root in roots]
-        return self.policy.trees(roots, self._scores, context=context)
+        return self.policy.trees(roots, self._scores, context=context, beside=beside)
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -83,6 +82,7 @@ class Speculator:
     def _learn(self, outcomes: Sequence[Outcome], spent: Spent) -> None:
         alone = not spent.prefill  # the times are the round's own
         context = _mean([o.position for o in outcomes])
+        beside = spent.rows - sum(len(o.proposal.tokens) for o in outcomes)
         self.policy.observe(
             self._scores,
             [o.drawn for o in outcomes],
@@ -91,9 +91,10 @@ class Speculator:
             draft_s=spent.draft_s if alone else None,
             step_s=spent.step_s if alone else None,
             context=context,
+            beside=beside,
         )
         share = len(outcomes) if alone else 0
-        plain = self.policy.cost.step_s(len(outcomes), context)
+        plain = self.policy.cost.step_s(len(outcomes) + beside, context)
         for scores, outcome in zip(self._scores, outcomes, strict=True):
             if not outcome.drawn:
                 continue

@@ -45,15 +45,17 @@ class PrefixCache:
         """Pages held."""
         return len(self._index)
 
-    def start(self, state: SequenceState, tokens: Sequence[int], *, exact: bool) -> bool:
+    def start(
+        self, state: SequenceState, tokens: Sequence[int], *, exact: bool, ring: bool = True
+    ) -> bool:
         """Give an empty state the longest prefix of `tokens` known. Whether it is exact: what a cold run
-        would have stored; `exact` asks for that."""
+        would have stored; `exact` asks for that. `ring`: with a drafter's context, if there is one."""
         node = self._index.find(tokens, exact=exact)
         if node is None:
             return True
         pages = [PageId(n.page) for n in node.path()]
         state.start(pages, node.length)
-        state.draft = self._take_ring(node)
+        state.draft = self._take_ring(node) if ring else None
         is_exact = node.exact
         if self._recurrent is not None:
             state.slot = self._slot_like(node, self._recurrent)
@@ -85,7 +87,8 @@ class PrefixCache:
             node = self._index.find(tokens)
         if node is not None and state.draft is not None and node not in self._rings:
             state.draft.rollback(node.length)
-            self._rings[node], state.draft = state.draft, None
+            if _serves(state.draft, node):
+                self._rings[node], state.draft = state.draft, None
         state.release()
 
     def drop(self, tokens: Sequence[int]) -> None:
@@ -165,12 +168,16 @@ class PrefixCache:
         self._recurrent.free(SlotId(slot))
 
     def _take_ring(self, node: Node) -> RingContext | None:
-        """The drafter's context of a sequence that began like this, cut back to here."""
+        """The drafter's context of what ended here; or of what went on from here, cut back: a copy where
+        there is a ring for it."""
+        if node in self._rings:
+            return self._rings.pop(node)
         for other in reversed(self._rings):
-            if other is node or (other.length > node.length and node in other.path()):
-                ring = self._rings.pop(other)
-                ring.rollback(node.length)
-                return ring
+            ring = self._rings[other]
+            if _serves(ring, node) and other.length > node.length and node in other.path():
+                taken = ring.share() or self._rings.pop(other)
+                taken.rollback(node.length)
+                return taken
         return None
 
     def _dropped(self, node: Node) -> None:
@@ -179,3 +186,9 @@ class PrefixCache:
         ring = self._rings.pop(node, None)
         if ring is not None:
             ring.close()
+
+
+def _serves(ring: RingContext, node: Node) -> bool:
+    """Whether a sequence going on from `node` finds something in it: it must reach up to there, for a gap
+    starts it afresh."""
+    return ring.first < node.length <= ring.end

@@ -53,7 +53,10 @@ class EngineTarget:
         return matrix(checkpoint, head_name(checkpoint), self.device)
 
     def features(self, tokens: Tensor, layers: Sequence[int]) -> Tensor:
-        return torch.stack([self._row(row, layers) for row in tokens.tolist()])
+        def rows() -> Tensor:
+            return torch.stack([self._row(row, layers) for row in tokens.tolist()])
+
+        return self._llm.call(rows)
 
     def generate(self, order: Order, progress: Callable[[int], None]) -> list[list[int]]:
         answers = [
