@@ -1,6 +1,6 @@
 """`pydflash bench`: what a step costs, and how fast prompts are read and answers written.
 
-The verb `suite` has a file of its own.
+The verbs `suite`, `gpu` and `make-drafter` have files of their own.
 """
 
 from contextlib import nullcontext
@@ -33,6 +33,16 @@ app.command(
     "pydflash.cli.suite:suite",
     name="suite",
     help="Answer the same prompts plainly and with drafts, in turn.",
+)
+app.command(
+    "pydflash.cli.bench_gpu:gpu",
+    name="gpu",
+    help="Measure every figure of a device on one loaded model.",
+)
+app.command(
+    "pydflash.cli.bench_gpu:make_drafter",
+    name="make-drafter",
+    help="Write a drafter of the published shape with random weights.",
 )
 
 Model = Annotated[
