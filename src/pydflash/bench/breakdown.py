@@ -41,7 +41,6 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("memcpy", "memset", "copy", "fill", "index", "cat", "elementwise", "gather", "scatter"),
     ),
 )
-_PLAIN = (("products", ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear")),)
 OTHER = "other"
 GAPS = "gaps"
 
@@ -71,7 +70,7 @@ class Line:
 def kind_of(name: str) -> str:
     """The kind of a kernel."""
     low = name.lower()
-    for kind, words in (*_KINDS, *_PLAIN):
+    for kind, words in _KINDS:
         if any(word in low for word in words):
             return kind
     return OTHER
