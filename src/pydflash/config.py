@@ -73,6 +73,7 @@ class SpecConfig:
         "this model where there is one, else lookup)",
     )
     no_speculation: bool = option(False, "decode without drafts")
+    ddtree: bool = option(False, "draft trees; as that is the default, it only forbids chains")
     ddtree_budget: int = option(
         0, "nodes drafted in a round; 0 means chosen every round from measured costs"
     )
@@ -101,6 +102,8 @@ class ServeStateConfig(StateConfig):
     """A server's memory: several sequences at once."""
 
     max_concurrency: int = option(8, "sequences that may run at once")
+    # For the next turn, and after system prompt and tools.
+    captures: int = option(2, "recurrent states that each sequence may leave to start from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +122,8 @@ class ServerConfig:
     model_name: str = option("", "the model's name in replies; default: its file's name")
     api_key: str = option("", "key that clients must send; without one everybody may ask")
     no_cors: bool = option(False, "do not allow pages of other sites to ask")
-    default_max_tokens: int = option(
-        0, "tokens of an answer when the request does not say", flag="--max-tokens"
-    )
+    default_max_tokens: int = option(0, "tokens of an answer when the request does not say")
+    max_tokens: int = option(0, "an older name of --default-max-tokens, which goes first")
     max_queue: int = option(256, "requests under way or waiting; more are refused with 503")
     chat_template_file: str = option("", "Jinja file to use in place of the model's chat template")
     think_max_tokens: int = option(0, "tokens of the longest thought")
@@ -131,6 +133,12 @@ class ServerConfig:
     reasoning_effort_high: int = option(0, "tokens of a thought at effort high")
     reasoning_effort_x_high: int = option(0, "tokens of a thought at effort x-high")
     reasoning_effort_max: int = option(0, "tokens of a thought at effort max")
+    degenerate_run_tokens: int = option(
+        0, "end an answer that says one token so many times in a row; 0 means never"
+    )
+    admission_coalesce_ms: int = option(
+        0, "milliseconds that an idle engine waits for more requests after a first one, 0 to 1000"
+    )
     ssl_certfile: str = option("", "certificate (PEM), for https")
     ssl_keyfile: str = option("", "the certificate's private key (PEM)")
     log_json: bool = option(False, "log one JSON object a line")

@@ -354,6 +354,9 @@ def test_captured_rounds_draft_the_same(name: str, ops: OpTable) -> None:
             assert context is not None
             give(context, at[which], features[at[which] : at[which] + count])
             at[which] += count
+            if i == 5:  # both have something new
+                give(contexts[0], at[0], features[at[0] : at[0] + 4])
+                at[0] += 4
             rows = [row(at[r], 7 + i, contexts[r]) for r in ((which,) if i < 4 else (0, 1))]
             scores += drafter.score(rows, 3 if i % 3 else drafter.slots, 4)
         pairs.append(scores)

@@ -78,7 +78,6 @@ class ScriptedChat:
         self.seen.requests.append(request)
         script = self._next()
         if script.refusal is not None:
-            self.board.error(script.refusal.code)
             raise script.refusal
         running = Running(
             face=request.face,
@@ -122,6 +121,7 @@ class ScriptedChat:
             starts_in_reasoning=script.thinks,
             stops=params.stop,
             raw=(lambda t: vocabulary[t].encode()) if params.logprobs is not None else None,
+            single_call=not request.tool_choice.parallel,
         )
         count = thought = 0
         reason = "stop"
@@ -135,7 +135,7 @@ class ScriptedChat:
             draw = Draw(token=token, logprob=-0.5, top=top)
             for event in narrator.push(piece, draw):
                 yield event
-            if narrator.stop is not None:
+            if narrator.is_over:
                 break
             if count == (params.max_tokens or 0):
                 reason = "length"

@@ -131,7 +131,7 @@ def test_a_field_of_a_wrong_type_is_named() -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(ScriptedChat(), lambda c: c.messages.create(**request(messages=messages)))
     assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
-    assert "messages[1].role" in str(caught.value)
+    assert "messages.1.role: " in str(caught.value)
 
 
 def test_an_engine_that_fails_tells_it_in_the_stream() -> None:

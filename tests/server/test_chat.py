@@ -282,7 +282,8 @@ async def test_every_sampling_field_arrives(http: HttpClient) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"prefix_cache": {"scope": "auto:0"}}, "prefix_cache.scope"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
@@ -342,3 +343,25 @@ async def test_a_failing_engine_ends_the_stream_with_an_error(sdk: OpenAIClient)
         await client.chat.completions.create(model="any", messages=HELLO)
     assert service.seen.ends == ["failed", "failed"]
     assert service.board.running == []
+
+
+@pytest.mark.parametrize("split", [letters, lambda text: [text]])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_one_call_where_only_one_is_wanted(sdk: OpenAIClient, split, choice: str) -> None:
+    pieces = split("I look.\n" + CALL + "\n" + CALL.replace("Berlin", "Rome") + " more")
+    create = sdk(ScriptedChat(pieces)).chat.completions.create
+    asked = {"model": "any", "messages": HELLO, "tools": WEATHER, "tool_choice": choice}
+    both = (await create(**asked)).choices[0].message.tool_calls or []
+    one = (await create(**asked, parallel_tool_calls=False)).choices[0]
+    assert len(both) == 2
+    assert (one.finish_reason, one.message.content) == ("tool_calls", "I look.")
+    assert one.message.tool_calls is not None
+    (call,) = one.message.tool_calls
+    assert call.function == both[0].function
+    stream = await create(**asked, parallel_tool_calls=False, stream=True)
+    deltas, reasons = [], []
+    async for chunk in stream:
+        deltas += chunk.choices[0].delta.tool_calls or []
+        reasons.append(chunk.choices[0].finish_reason)
+    assert {delta.index for delta in deltas} == {0}
+    assert reasons[-1] == "tool_calls"

@@ -137,9 +137,12 @@ def test_thinking_is_off_unless_asked_for() -> None:
 
 def test_structured_output() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    meant = Constraint(kind="json_schema", text='{"type": "object"}')
-    assert asked(output_config={"format": form}).constraint == meant
-    assert asked(output_format=form).constraint == meant
+    for fields, path in (
+        ({"output_config": {"format": form}}, "output_config.format.schema"),
+        ({"output_format": form}, "output_format.schema"),
+    ):
+        meant = Constraint(kind="json_schema", text='{"type": "object"}', param=path)
+        assert asked(**fields).constraint == meant
 
 
 @pytest.mark.parametrize(
@@ -183,7 +186,7 @@ def test_structured_output() -> None:
         ({"tool_choice": {"type": "tool", "name": "gone"}, "tools": [TOOL]}, "tool_choice.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"name": ""}]}, "tools[0].name"),
-        ({"output_format": {"type": "json_schema"}}, "output_format"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"system": [{"type": "text"}]}, "system[0].text"),
     ],
 )

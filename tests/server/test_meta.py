@@ -71,7 +71,7 @@ async def test_status_and_metrics_follow_the_requests(http: HttpClient) -> None:
     assert samples["pydflash_requests_total",] == 1
     assert samples["pydflash_requests_finished_total", "stop"] == 1
     assert samples["pydflash_completion_tokens_total",] == 4
-    assert samples["pydflash_errors_total", "http_400"] == 1
+    assert samples["pydflash_errors_total", "invalid_request"] == 1
 
 
 async def test_status_events() -> None:

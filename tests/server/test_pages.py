@@ -13,7 +13,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    app = FastAPI()
+    app = FastAPI(docs_url=None)  # as `create_app` does: ours stands there
     app.include_router(router)
     return TestClient(app)
 
@@ -53,7 +53,7 @@ def test_head_has_the_headers_and_no_body(client: TestClient) -> None:
     assert client.head("/", headers={"Accept": "application/json"}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/status", "/static/chat.js", "/static/style.css"])
+@pytest.mark.parametrize("path", ["/", "/status", "/docs", "/static/chat.js", "/static/style.css"])
 def test_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     policy = headers["content-security-policy"]

@@ -143,10 +143,10 @@ def test_reasoning_effort_and_structured_output() -> None:
     assert asked().thinking.asked is None
     assert asked(reasoning={"effort": "low"}).thinking.effort == "low"
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    meant = Constraint(kind="json_schema", text='{"type": "object"}')
+    meant = Constraint(kind="json_schema", text='{"type": "object"}', param="text.format.schema")
     assert asked(text={"format": form}).constraint == meant
     assert asked(text={"format": {"type": "json_object"}}).constraint == Constraint(
-        kind="json_object"
+        kind="json_object", param="text.format"
     )
     assert asked(text={"format": {"type": "text"}}).constraint is None
 
@@ -173,7 +173,7 @@ def test_reasoning_effort_and_structured_output() -> None:
             "input[0].arguments",
         ),
         ({"tool_choice": {"type": "function", "name": "gone"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

@@ -1,13 +1,18 @@
 """DraftStats and Monitor: counts that add up, and one warning."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from pydflash.draft.base import DraftScores
+from pydflash.draft.base import DraftRow, DraftScores
+from pydflash.spec.cost import CostModel
 from pydflash.spec.monitor import ROUNDS, Monitor
+from pydflash.spec.policy import Policy, Settings
 from pydflash.spec.proposal import Proposal
+from pydflash.spec.proposer import Outcome, Spent
+from pydflash.spec.speculator import Speculator
 from pydflash.spec.stats import DraftStats
 
 TREE = Proposal((9, 1, 2, 3), (-1, 0, 0, 1), (0, 1, 1, 2))
@@ -104,3 +109,32 @@ def test_conditional_scores_are_judged_by_their_best_pair() -> None:
     right, wrong = Monitor("x"), Monitor("x")
     assert all(right.observe(scores, [6]) is None for _ in range(200))
     assert sum(wrong.observe(scores, [5]) is not None for _ in range(200)) == 1
+
+
+@pytest.mark.parametrize("taps", [(), (3,)])
+def test_only_trained_drafters_are_judged(
+    taps: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A look-up is made for no model: where the text has no repetitions it is just of no use."""
+
+    class Wrong:
+        name, slots = "some.gguf", 1
+
+        def __init__(self) -> None:
+            self.taps = taps
+
+        def catch_up(self, contexts: object) -> None: ...
+
+        def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
+            logp = np.log([[0.9]]).astype(np.float32)
+            return [DraftScores(tokens=np.array([[5]], np.int32), logp=logp) for _ in rows]
+
+    cost = CostModel()
+    cost.profile([(1, 0, 1.0), (2, 0, 1.1), (8, 0, 1.6)], [(1, 1, 0.1)])
+    settings = Settings(mode="tree", max_slots=1, max_nodes=2, budget=1)
+    speculator = Speculator(Wrong(), Policy(settings, cost))
+    for _ in range(2 * ROUNDS):
+        (proposal,) = speculator.propose([DraftRow(tokens=[1, 2])])
+        outcome = Outcome(proposal=proposal, position=1, path=[0], drawn=[7], stats=DraftStats())
+        speculator.settle([], [outcome], Spent(draft_s=0.1, step_s=1.0, rows=2, prefill=0))
+    assert ("does not fit" in caplog.text) == bool(taps)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydflash.errors import ConfigError
-from pydflash.text.budget import Markers, ThinkingBudget
+from pydflash.text.budget import Markers, RunGuard, ThinkingBudget
 from pydflash.text.cards import card_stem, find_card, parse_card
 from pydflash.text.thinking import Thinking, ThinkingRequest, decide
 
@@ -175,6 +175,7 @@ def test_a_thought_may_open_later_and_only_once() -> None:
         *(HINT, CLOSE, 4),
         *(OPEN, 7, 7, 7),
     ]
+    assert [machine.thought_within(n) for n in (0, 1, 2, 3, 7, 99)] == [0, 0, 0, 1, 5, 5]
     never = budget(open=0)
     assert run(never, [9] * 30) == [9] * 30
     assert never.close_kind is None
@@ -193,11 +194,16 @@ def test_an_answer_that_loops_after_a_forced_close_is_degenerate() -> None:
 
 
 def test_a_run_of_one_token_is_degenerate_only_if_asked() -> None:
-    machine = budget(longest_run=4)
-    run(machine, [CLOSE, 9, 9, 9])
-    assert not machine.degenerate
-    machine.step(9)
-    assert machine.degenerate
+    def ran(machine: ThinkingBudget | RunGuard, tokens: list[int]) -> bool:
+        assert [machine.step(token) for token in tokens] == tokens
+        return machine.degenerate
+
+    options = {"starts_open": True, "ceiling": 5, "reserve": 4, "max_output": 20}
+    for machine in (ThinkingBudget(MARKERS, **options, runs=RunGuard(4)), RunGuard(4)):
+        assert not ran(machine, [CLOSE, 9, 9, 9, 8, 9, 9, 9])
+        assert ran(machine, [9])
+        assert ran(machine, [8]), "it stays so"
+    assert not ran(ThinkingBudget(MARKERS, **options), [CLOSE, *[9] * 50])
 
 
 @given(

@@ -218,7 +218,7 @@ PARTS = st.sampled_from(
         *(" ", "\n", "a", "STOP", "ST", "é", "😀", "3"),
     ]
 )
-TEXTS = st.lists(PARTS, max_size=14).map("".join)
+TEXTS = st.lists(PARTS | st.text(max_size=5), max_size=14).map("".join)
 FORMS = st.sampled_from(list(FORMATS.values()))
 
 

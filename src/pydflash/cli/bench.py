@@ -1,6 +1,7 @@
 """`pydflash bench`: what a step costs, and how fast prompts are read and answers written.
 
-The verbs `suite`, `gpu` and `make-drafter` have files of their own.
+The verb `suite` has a file of its own, and so have those of a device (`bench_gpu.py`) and those that ask a
+server (`served.py`).
 """
 
 from contextlib import nullcontext
@@ -43,6 +44,26 @@ app.command(
     "pydflash.cli.bench_gpu:make_drafter",
     name="make-drafter",
     help="Write a drafter of the published shape with random weights.",
+)
+app.command(
+    "pydflash.cli.served:load",
+    name="load",
+    help="Send many clients to a server at once, some of them rude.",
+)
+app.command(
+    "pydflash.cli.served:overhead",
+    name="overhead",
+    help="Time what HTTP costs one client.",
+)
+app.command(
+    "pydflash.cli.served:turns",
+    name="turns",
+    help="Time how much sooner a second turn begins.",
+)
+app.command(
+    "pydflash.cli.served:lucebench",
+    name="lucebench",
+    help="Run areas of lucebench against a server.",
 )
 
 Model = Annotated[
@@ -87,9 +108,9 @@ def step(
     from pydflash.bench.step import measure_steps
 
     counts = _counts(rows)
-    _require_positive(depth=depth, rounds=rounds)
+    require_positive(depth=depth, rounds=rounds)
     path = catalog.resolve(model)
-    rig = _rig(path, depth + max(counts), threads, cache_type, ops)
+    rig = make_rig(path, depth + max(counts), threads, cache_type, ops)
     with _peer(vs, peer_python, path, rig) as peer:
         figures, ceilings = measure_steps(rig, peer, depth=depth, rows=counts, rounds=rounds)
         head = _head(path, rig, peer, cache_type)
@@ -122,10 +143,10 @@ def speed(
     from pydflash.bench.report import save
     from pydflash.bench.speed import measure_speed
 
-    _require_positive(prompt=prompt, answer=answer, depth=depth, rounds=rounds)
+    require_positive(prompt=prompt, answer=answer, depth=depth, rounds=rounds)
     path = catalog.resolve(model)
     ctx = max(prompt + 1, depth + answer + 1)
-    rig = _rig(path, ctx, threads, cache_type, ops)
+    rig = make_rig(path, ctx, threads, cache_type, ops)
     with _peer(vs, peer_python, path, rig) as peer:
         figures = measure_speed(rig, peer, prompt=prompt, answer=answer, depth=depth, rounds=rounds)
         head = _head(path, rig, peer, cache_type)
@@ -166,7 +187,8 @@ def make_model(
     print(f"{path}: {_mib(path.stat().st_size)}")
 
 
-def _rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsChoice) -> "Rig":
+def make_rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsChoice) -> "Rig":
+    """A rig that holds `ctx` positions and does not draft."""
     from pydflash.bench.harness import Rig
 
     ctx = -(-ctx // 32) * 32
@@ -237,7 +259,7 @@ def _counts(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _require_positive(**values: int) -> None:
+def require_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise ConfigError(f"--{name} {value} leaves nothing to measure; give 1 or more")

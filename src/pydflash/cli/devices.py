@@ -36,7 +36,10 @@ def devices(
         if info.capability:
             print(f"  compute  {info.capability}")
         lines = kernels[info.name]
-        shown = lines if ops else [line for line in lines if line.endswith(": chosen")]
+        served = not info.capability or lines[0].endswith(": chosen")  # a GPU, by Triton's kernels
+        shown = (
+            [line for line in lines if line.endswith(": chosen")] if served and not ops else lines
+        )
         for label, line in zip(["kernels", *[""] * len(shown)], shown, strict=False):
             print(f"  {label:8} {line}")
 

@@ -36,7 +36,7 @@ Tensor = torch.Tensor
 CHUNK = 512
 """Features taken in at once: bounds the memory of a long prompt's."""
 _TAKEN = (1, 2, 4, 8, 16, 32)
-"""Features of one sequence for which taking in is captured."""
+"""Features for which taking in is captured."""
 
 
 class DFlash:
@@ -163,7 +163,7 @@ class DFlash:
         spans = [RowSpan(context, at, f.shape[0]) for context, at, f in part]
         store, count = part[0][0].store, features.shape[0]
         width = next((n for n in _TAKEN if n >= count), None)
-        if self._captures is None or len(part) > 1 or width is None:
+        if self._captures is None or width is None:
             self._store(features, step(spans, self._ops.device), store)
         else:
             made = runs(spans, widths=self._widths, pad=width)
@@ -224,7 +224,6 @@ class DFlash:
             x.view(-1, length, x.shape[1])[:, 1:] = self._mask
         for layer, kv in zip(self._layers, store.kv.layers, strict=True):
             x = layer.forward(x, kv, batch, length)
-        x = self._ops.settle(x)
         if self.config.from_anchor:
             return x
         return x.view(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])

@@ -63,7 +63,7 @@ def runs(rows: Sequence[RowSpan], *, widths: Sequence[int] = (), pad: int = 0) -
     """Those rows; each context is told what is about to be overwritten.
 
     `widths`: of page tables, of which the narrowest that fits is taken (none: no wider than needed). `pad`:
-    tokens to grow to, of a step that only stores: they are the last row's and fall on scratch.
+    tokens to grow to, of a step that only stores: those added fall on scratch.
     """
     cu_q = [0]
     positions: list[int] = []
@@ -81,8 +81,8 @@ def runs(rows: Sequence[RowSpan], *, widths: Sequence[int] = (), pad: int = 0) -
         assert scratch is not None
         positions += [0] * more
         places += [scratch * PAGE_SIZE + i % PAGE_SIZE for i in range(more)]
-        row_of += [len(rows) - 1] * more
-        cu_q[-1] = pad
+        # Storing looks at tokens, not at rows: one row, so that one graph serves any number of them.
+        rows, row_of, cu_q = rows[:1], [0] * pad, [0, pad]
     tables = [row.context.table(row.start + row.count) for row in rows]
     pages = max(map(len, tables))
     pages = next((n for n in widths if n >= pages), pages)

@@ -22,6 +22,8 @@ GPU_RESERVE_BYTES = 512 << 20
 
 CPU_CHUNK, GPU_CHUNK = 256, 1024
 """Prompt tokens of a step: a GPU is busy only with many."""
+PARTED = 256
+"""Positions of a context whose attention is a sum of its own on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ def plan_memory(
     logits = (sequences * nodes + 1) * footprint.logits
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     graphs, reserve = 0, RESERVE_BYTES
+    # Attention over a long context is done in parts at once on a GPU, and each leaves its sum.
+    parted = (min(exact, TOKENS[-1]) * footprint.query) if on_gpu else 0
     if on_gpu:
         widths = [n for n in TOKENS if n < 2 * sequences * nodes]
         graphs = sum(widths) * footprint.logits + page + slot
@@ -130,8 +134,8 @@ def plan_memory(
     fixed += drafter + rings + graphs
     room = available - fixed - reserve
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
-    each = sequences * page + PAGE_SIZE * footprint.position
-    fits = max(0, room // each)
+    each = sequences * page + PAGE_SIZE * footprint.position + parted * PAGE_SIZE // PARTED
+    fits = max(0, (room - parted) // each)
     if fits < 1:
         raise CapacityError(
             f"the model needs {_mib(fixed)} and {_mib(reserve)} of reserve, "
@@ -152,11 +156,12 @@ def plan_memory(
             f"{whole} pages; raise --kv-pages or use --max-ctx {pages * PAGE_SIZE}"
         )
     rope = max_ctx * footprint.position
-    if pages * page + rope > room:
+    parts = -(-max_ctx // PARTED) * parted
+    if pages * page + rope + parts > room:
         raise CapacityError(
             f"a context of {max_ctx} for {sequences} sequences needs "
-            f"{_mib(pages * page + rope)} of KV cache and tables, {_mib(max(room, 0))} are left beside "
-            f"the weights; use --max-ctx {fits * PAGE_SIZE} or less, "
+            f"{_mib(pages * page + rope + parts)} of KV cache and tables, {_mib(max(room, 0))} are left "
+            f"beside the weights; use --max-ctx {fits * PAGE_SIZE} or less, "
             "fewer sequences, or --cache-type-k q8_0 --cache-type-v q8_0"
         )
     return MemoryPlan(
@@ -171,7 +176,7 @@ def plan_memory(
         slot=slot,
         slots=slots,
         tape=tape,
-        activations=activations,
+        activations=activations + parts,
         logits=logits,
         drafter=drafter,
         rings=rings,

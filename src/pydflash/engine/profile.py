@@ -54,8 +54,9 @@ def _step(graphs: GraphPool, states: States, rows: int) -> float:
     tokens = [i % graphs.vocab_size for i in range(1, rows + 1)]
     sequence = _sequence(tokens)
     try:
-        begun = time.perf_counter()
         state.reserve(rows)
+        wait(graphs.device)
+        begun = time.perf_counter()
         work = RowWork(Row(sequence, Phase.DECODE, rows), state, Proposal.chain(tokens))
         graphs.forward([work])
         wait(graphs.device)

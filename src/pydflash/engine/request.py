@@ -48,6 +48,8 @@ class Request:
     prompt, say, or of a message. A recurrent state is kept at the last point of the prefill grid up to
     each, and at the prompt's last if that leaves room; attention's pages are kept anyhow.
 
+    `reuse`: it may start from what others stored, and they from what it stores.
+
     `steer` belongs to this request alone. `grammar`: what the answer must be a text of; it ends where the
     grammar does.
     """
@@ -57,6 +59,7 @@ class Request:
     seed: int
     speculate: bool = True
     capture_at: tuple[int, ...] = ()
+    reuse: bool = True
     steer: Steer | None = None
     grammar: Grammar | None = None
     id: int = field(default_factory=lambda: next(_ids))

@@ -74,7 +74,7 @@ class States:
         """
         state = SequenceState(self.pool, self.kv, self.recurrent)
         sequence.is_exact = True
-        if self.cache is not None:
+        if self.cache is not None and sequence.request.reuse:
             prompt = sequence.request.prompt[:-1]
             exact = sequence.num_generated > 0
             sequence.is_exact = self.cache.start(state, prompt, exact=exact)
@@ -106,7 +106,7 @@ class States:
         those that the request names, and the prompt's last."""
         state, cache = self.of(sequence), self.cache
         here = state.length
-        if cache is None or not here or here % cache.grid:
+        if cache is None or not sequence.request.reuse or not here or here % cache.grid:
             return
         if not sequence.is_exact and not cache.answers:
             return
@@ -122,7 +122,7 @@ class States:
         state = self._of.pop(sequence.request.id, None)
         if state is None:
             return
-        if self.cache is None:
+        if self.cache is None or not sequence.request.reuse:
             state.release()
             return
         state.rollback(state.length)

@@ -236,6 +236,50 @@ class MoeArgs:
     shared_gate: Tensor | None = None  # f32 [E]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Guesses:
+    """A drafter's scores for R sequences: S slots of K candidates, best first, as `draft.base.DraftScores`.
+
+    roots int32 [R], tokens int32 [R, S, K]. Either logp f32 [R, S, K], and `off` of the same shape for
+    parents that are not on the path of best candidates (else they score alike); or pair f32 [R, S, K, K],
+    the log-probabilities after each candidate of the slot before.
+    """
+
+    roots: Tensor
+    tokens: Tensor
+    logp: Tensor | None = None
+    off: Tensor | None = None
+    pair: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trees:
+    """R trees of up to N nodes in topological order, node 0 the root: `spec.Proposal` on a device.
+
+    tokens, parents (-1 for the root) and depth, int32 [R, N]; counts int32 [R] of nodes; weights f64 [R, N],
+    log-probabilities of their paths. Nodes from counts on carry token 0, parent -1 and depth 0.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: Tensor
+    counts: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Walks:
+    """Walks through R trees by the best token of each node.
+
+    path int32 [R, A]: the nodes, root first; drawn int32 [R, A]: the token drawn at each, -1 where a node's
+    logits are not sound, which ends the walk; counts int32 [R]: nodes. Beyond it both are -1.
+    """
+
+    path: Tensor
+    drawn: Tensor
+    counts: Tensor
+
+
 MIN_WEIGHT_SUM = 2.0**-14
 """Sums of chosen probabilities are at least this before they divide."""
 
@@ -291,10 +335,6 @@ class Missing:
         )
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """The ops of one device. Activations are f32 [T, ...] contiguous; outputs are new tensors unless said.
@@ -334,10 +374,19 @@ class OpTable:
         [M, K], totals [M]: the K best of each row by mark, which is the logit, or with noise logit /
         temperature + gumbel, in f32. knobs are 1 / temperature and 1 for noise, else 0; keys are noise keys
         (sampling/noise.py); totals are logsumexp(logit / temperature)
+    grow_trees(guesses, budgets int32 [R], nodes, top_k, chain, tau f64 [1] or None) -> Trees of N = nodes:
+        for each sequence the best `budgets` nodes besides the root, as `spec.ddtree.build_tree` grows them
+        from `top_k` candidates a slot, begun by the best path if `chain`, without paths lighter than the
+        best first node by more than `tau`
+    calibrate(values [R, S, K], totals [R, S], shift f64 [D + 1, B], low) -> [2, R, S, K]: log-probabilities
+        of a drafter's logits (of logsumexp `totals`) as `spec.calibration` maps them, on the best path and
+        off it
+    lineage(trees, places int32 [R, N] or None, depths) -> int32 [R, N, depths]: each node's path from the
+        root by depth, as node numbers or their `places`, -1 beyond the node
+    walk_trees(trees, best int32 [R * N], sound bool [R * N], depths) -> Walks of A = depths: `argmax`'s
+        tokens of every node's logits, followed from the root
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
-    settle(x [T, E]) -> [T, E]: what the `_layer` ops return may be unfinished, fit for the next of these ops
-        alone; whoever reads it otherwise settles it first
     """
 
     name: str
@@ -364,13 +413,18 @@ class OpTable:
     scales: bool = False  # True: products honour Weight.scale
     panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
-    settle: Callable[[Tensor], Tensor] = _as_it_is
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
     argmax: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = Missing("argmax")
     shortlist: Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]] = (
         Missing("shortlist")
     )
+    grow_trees: Callable[[Guesses, Tensor, int, int, bool, Tensor | None], Trees] = Missing(
+        "grow_trees"
+    )
+    calibrate: Callable[[Tensor, Tensor, Tensor, int], Tensor] = Missing("calibrate")
+    lineage: Callable[[Trees, Tensor | None, int], Tensor] = Missing("lineage")
+    walk_trees: Callable[[Trees, Tensor, Tensor, int], Walks] = Missing("walk_trees")
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

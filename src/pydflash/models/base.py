@@ -26,7 +26,8 @@ class Footprint:
     """What a model takes in memory beside its state, in bytes, known before anything is loaded.
 
     `weights` as the kernels hold them; `decoded` what they keep of them in F32 besides (the reference
-    kernels); `position` of the rotary tables; `token` of a step's activations; `logits` of one row.
+    kernels); `position` of the rotary tables; `token` of a step's activations; `logits` of one row;
+    `query` of a token's queries in one layer.
     """
 
     weights: int
@@ -34,6 +35,7 @@ class Footprint:
     position: int
     token: int
     logits: int
+    query: int = 0
 
 
 class Block(Protocol):
@@ -93,11 +95,8 @@ class Decoder:
         for layer, block in enumerate(self.blocks):
             x = block.forward(x, states[layer], batch)
             if layer in taps:
-                x = self.ops.settle(x)
                 tapped[layer] = x.clone()
         wanted = batch.logit_rows
-        if len(wanted) != len(x):
-            x = self.ops.settle(x)
         if not len(wanted):
             return StepOutput(x.new_empty(0, self.vocab_size), tapped)
         if len(wanted) != len(x):

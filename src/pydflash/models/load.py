@@ -29,6 +29,10 @@ class ModelConfig(Protocol):
     @property
     def hidden(self) -> int: ...
     @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
     def vocab(self) -> int: ...
     @property
     def rope(self) -> RopeSpec: ...
@@ -81,6 +85,7 @@ def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Foo
         position=4 * config.rope.dims,
         token=4 * config.width,
         logits=4 * config.vocab,
+        query=4 * config.heads * config.head_dim,
     )
 
 

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from pydflash.config import ServerConfig
-from pydflash.errors import PydflashError
+from pydflash.errors import EngineError, PydflashError
 from pydflash.server import (
     chat,
     completions,
@@ -41,20 +41,21 @@ _ROUTES = (
 def create_app(service: Chat, config: ServerConfig | None = None) -> FastAPI:
     """The application. Routes find the service as `request.app.state.service`."""
     config = config or ServerConfig()
-    app = FastAPI(title="pydflash", redoc_url=None)
+    app = FastAPI(title="pydflash", docs_url=None, redoc_url=None)  # our own page asks nobody
     app.state.service = service
     app.state.config = config
     for router in _ROUTES:
         app.include_router(router)
     for kind in (PydflashError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _failed)
-    app.add_middleware(Gate, cors=not config.no_cors, api_key=config.api_key)
+    app.add_middleware(
+        Gate, cors=not config.no_cors, api_key=config.api_key, refused=service.board.error
+    )
     return app
 
 
 async def _failed(request: Request, error: Exception) -> Json:
     service: Chat = request.app.state.service
-    response = errors.reply(errors.vendor_of(request.url.path), error)
-    if not isinstance(error, PydflashError):  # the service counts its own
-        service.board.error(f"http_{response.status_code}")
-    return response
+    if not isinstance(error, EngineError):  # which the service counts, for streams as well
+        service.board.error(errors.code_of(error))
+    return errors.reply(errors.vendor_of(request.url.path, request.headers), error)

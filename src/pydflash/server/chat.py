@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from pydflash.errors import RequestError
 from pydflash.server import openai
-from pydflash.server.fields import SamplingFields, StreamOptions, ThinkingFields, constraint
+from pydflash.server.fields import SamplingFields, StreamOptions, ThinkingFields
+from pydflash.server.formats import constraint
 from pydflash.server.json import Json
 from pydflash.server.many import begin_all, fold_all, many
 from pydflash.server.turns import Message, turns_of
@@ -51,7 +52,6 @@ class ChatBody(SamplingFields, ThinkingFields):
     user: str | None = None
     session_id: str | None = None
     extra_body: dict[str, Any] | None = None
-    speculate: bool | None = None
 
     def requests(self, service: Chat) -> list[ChatRequest]:
         """One for each choice. Raises RequestError."""
@@ -71,7 +71,7 @@ class ChatBody(SamplingFields, ThinkingFields):
                 thinking=self.thinking(),
                 constraint=constraint(self.response_format, self.grammar, self.regex),
                 template=self.template(),
-                speculate=self.speculate is not False,
+                **self.serving,
                 session=self.session_id or _text((self.extra_body or {}).get("session_id")),
                 user=self.user,
                 face="chat",

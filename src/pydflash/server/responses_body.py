@@ -4,7 +4,6 @@ Nothing is stored here: what points at an earlier response is refused by name. F
 has no use for are tolerated, as the vendor tolerates new ones.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -12,13 +11,12 @@ from pydantic import Field
 from pydflash.errors import RequestError
 from pydflash.sampling.params import SamplingParams
 from pydflash.server.fields import Body, SamplingFields, template_switches, thinking
+from pydflash.server.formats import json_format
 from pydflash.server.responses_history import History
 from pydflash.server.responses_stream import Style
 from pydflash.server.responses_tools import Declared, choice_of, declared
 from pydflash.service.chat import ChatRequest, ModelFacts
-from pydflash.service.constraint import Constraint
 from pydflash.text.history import Turn
-from pydflash.text.json_text import dump
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -87,7 +85,7 @@ def prompt_of(body: CountBody) -> tuple[ChatRequest, Declared]:
         tools=tools.toolset,
         tool_choice=tool_choice,
         thinking=thinking(None, reasoning, body.chat_template_kwargs),
-        constraint=_constraint(body.text),
+        constraint=json_format(body.text.format if body.text else None, "text.format"),
         template=template_switches(body.chat_template_kwargs),
         face="responses",
     )
@@ -152,18 +150,3 @@ def _refuse_stored(body: CountBody) -> None:
             code="unsupported_parameter",
             param="background",
         )
-
-
-def _constraint(text: TextParam | None) -> Constraint | None:
-    wanted = text.format if text else None
-    match wanted:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return Constraint(kind="json_object")
-        case {"type": "json_schema", "schema": Mapping() as schema}:
-            return Constraint(kind="json_schema", text=dump(dict(schema)))
-    raise RequestError(
-        "text.format must be of type text, json_object, or json_schema with its schema",
-        param="text.format",
-    )

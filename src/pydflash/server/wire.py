@@ -8,14 +8,13 @@ import asyncio
 import logging
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Coroutine,
     Iterable,
     Iterator,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -23,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pydflash.errors import EngineError, PydflashError
-from pydflash.server.json import dumps
 from pydflash.service.chat import Chat, ChatEvent, ChatRequest, ChatStarted
+from pydflash.text.json_text import compact
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ Events = AsyncGenerator[ChatEvent, None]
 
 def frame(data: Any, event: str | None = None) -> str:
     """One server-sent event. `data` is JSON unless it is a string already."""
-    text = data if isinstance(data, str) else dumps(data)
+    text = data if isinstance(data, str) else compact(data)
     lines = "".join(f"data: {line}\n" for line in text.split("\n"))
     return (f"event: {event}\n" if event else "") + lines + "\n"
 
@@ -107,75 +106,81 @@ class EventStream(Response):
         self._failed = failed or (lambda error: ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = asyncio.ensure_future(_left(receive))
+        line = _Line(send)
+        telling = asyncio.ensure_future(self._tell(line))
+        # No task for a frame: at hundreds of tokens a second they are what a stream costs.
+        ends = {telling, *map(asyncio.ensure_future, (_left(receive), line.watch()))}
         try:
-            async with aclosing(self._frames):
-                start = {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-                if await self._send(send, start, left):
-                    await self._pump(send, left)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left.cancel()
+            for task in ends:
+                task.cancel()
+            await asyncio.wait(ends)
             for events in self._events:  # frames that never began have closed nothing
                 await events.aclose()
+        if not telling.cancelled():
+            telling.result()
 
-    async def _pump(self, send: Send, left: "asyncio.Future[None]") -> None:
-        step: asyncio.Future[str | None] | None = None
+    async def _tell(self, line: "_Line") -> None:
+        """All frames, one after the other, then what follows an error if one comes."""
+        tail = ""
         try:
-            while True:
-                step = step or asyncio.ensure_future(self._next())
-                waited: set[asyncio.Future[Any]] = {step, left}
-                await asyncio.wait(
-                    waited, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if left.done():
-                    return
-                body = _KEEP_ALIVE
-                if step.done():
-                    text, step = step.result(), None
-                    if text is None:
-                        await self._send(send, _chunk(b"", more=False), left)
-                        return
-                    body = text.encode("utf-8", "replace")
-                if not await self._send(send, _chunk(body), left):
-                    return
+            async with aclosing(self._frames) as frames:
+                start = {"status": self.status_code, "headers": self.raw_headers}
+                await line.send({"type": "http.response.start", **start})
+                async for text in frames:
+                    await line.send(_chunk(text.encode("utf-8", "replace")))
+        except _GoneError:
+            return
         except PydflashError as error:
             log.warning("a stream ended with an error: %s", error)
-            tail = "".join(self._failed(error)).encode("utf-8", "replace")
-            await self._send(send, _chunk(tail, more=False), left)
-        finally:
-            if step is not None:
-                step.cancel()
-                await asyncio.wait({step})
-
-    async def _next(self) -> str | None:
-        try:
-            return await anext(self._frames, None)
-        except (PydflashError, asyncio.CancelledError):
-            raise
-        except Exception as error:
+            tail = "".join(self._failed(error))
+        except Exception:
             log.exception("a stream failed")
-            raise EngineError("an internal error; the server's log has it") from error
+            lost = EngineError("an internal error; the server's log has it")
+            tail = "".join(self._failed(lost))
+        with suppress(_GoneError):
+            await line.send(_chunk(tail.encode("utf-8", "replace"), more=False))
 
-    @staticmethod
-    async def _send(send: Send, message: dict[str, Any], left: "asyncio.Future[None]") -> bool:
-        """False if the client has gone, or takes nothing any more."""
-        sending = asyncio.ensure_future(_awaited(send(message)))
-        done, _ = await asyncio.wait(
-            {sending, left}, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if sending not in done:
-            sending.cancel()
-            await asyncio.wait({sending})
-            return False
-        try:
-            sending.result()
-        except OSError:
-            return False
-        return True
+
+class _GoneError(Exception):
+    """Nobody is at the other end of the line."""
+
+
+class _Line:
+    """To one client. It is kept alive while nothing is said, and given up when the client takes nothing."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._turn = asyncio.Lock()
+        self._since = asyncio.get_running_loop().time()  # when something was last given or taken
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Raises _GoneError if the client has left."""
+        async with self._turn:
+            self._since = asyncio.get_running_loop().time()
+            try:
+                await self._send(message)
+            except OSError:
+                raise _GoneError from None
+            self._since = asyncio.get_running_loop().time()
+
+    async def watch(self) -> None:
+        """Send comments into silence. Returns when the client has left or is stuck."""
+        loop = asyncio.get_running_loop()
+        while True:
+            stuck = self._turn.locked()
+            wait = self._since + (STALL_S if stuck else KEEP_ALIVE_S) - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif stuck:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self.send(_chunk(_KEEP_ALIVE))
+                except (TimeoutError, _GoneError):
+                    return
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -195,10 +200,6 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
 
 
 def _chunk(body: bytes, *, more: bool = True) -> dict[str, Any]:

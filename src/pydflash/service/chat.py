@@ -40,7 +40,8 @@ class ChatRequest:
     Either `turns`, which the model's template makes a prompt of, or `prompt`, text or token ids that
     are continued as they stand (then the answer is plain content). `params.choice` is the choice's
     index among `n`; `params.max_tokens` None means the server's default. `template` holds the
-    template's own switches. `session` and `user` name who asks, for the status and the cache.
+    template's own switches. `is_silent`: the prompt is read (and kept for later requests), nothing is
+    answered. `reuse`: the prefix cache may be used. `session` and `user` name who asks.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -51,6 +52,8 @@ class ChatRequest:
     thinking: ThinkingRequest = field(default_factory=ThinkingRequest)
     constraint: Constraint | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
+    is_silent: bool = False
+    reuse: bool = True
     speculate: bool = True
     session: str | None = None
     user: str | None = None
@@ -211,6 +214,7 @@ class ModelFacts:
     card: ModelCard
     created: int  # seconds since 1970
     drafter: str | None = None
+    drafting: Literal["off", "dflash", "lookup"] = "off"
     template_source: str = ""
     max_concurrency: int = 1
     ops: str = ""

@@ -157,6 +157,9 @@ def _settings(spec: SpecConfig, slots: int) -> Settings:
 
 
 def _check(spec: SpecConfig) -> None:
+    if spec.ddtree and (spec.draft_chain or spec.no_speculation):
+        other = "--draft-chain" if spec.draft_chain else "--no-speculation"
+        raise ConfigError(f"--ddtree and {other} contradict one another: give one")
     if spec.ddtree_budget < 0 or spec.ddtree_budget > 63:
         raise ConfigError(
             f"--ddtree-budget {spec.ddtree_budget}: give 1 to 63 nodes, or 0 to have it chosen"

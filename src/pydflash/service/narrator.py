@@ -67,7 +67,7 @@ class PlainSplitter:
 
 
 class Narrator:
-    """Tells one answer. After `stop` (the stop string that ended it) pushes give nothing."""
+    """Tells one answer. Once it `is_over` pushes give nothing."""
 
     def __init__(
         self,
@@ -77,8 +77,10 @@ class Narrator:
         starts_in_reasoning: bool = False,
         stops: tuple[str, ...] = (),
         raw: Callable[[int], bytes] | None = None,
+        single_call: bool = False,
     ) -> None:
-        """`form` None: plain text. `raw` gives a token's bytes; with it log-probabilities are told."""
+        """`form` None: plain text. `raw` gives a token's bytes; with it log-probabilities are told.
+        `single_call`: the answer is over when a call is."""
         self._splitter: ChannelSplitter | PlainSplitter = (
             PlainSplitter(stops)
             if form is None
@@ -87,6 +89,8 @@ class Narrator:
             )
         )
         self._raw = raw
+        self._single_call = single_call
+        self._has_called = False
         self._size = 0  # characters pushed
         self._tokens: deque[_Token] = deque()
         self._held: Piece | None = None
@@ -99,6 +103,11 @@ class Narrator:
         return self._splitter.stop
 
     @property
+    def is_over(self) -> bool:
+        """Nothing more will be told: a stop string has come, or the one call that there may be."""
+        return self.stop is not None or self._has_called
+
+    @property
     def in_reasoning(self) -> bool:
         return self._splitter.in_reasoning
 
@@ -108,6 +117,8 @@ class Narrator:
 
     def push(self, text: str, draw: Draw | None = None) -> list[ChatEvent]:
         """The text that a token added (perhaps none), or that came without one."""
+        if self._has_called:
+            return []
         start, self._size = self._size, self._size + len(text)
         if self._raw is not None:
             if draw is not None and draw.logprob is not None:
@@ -118,6 +129,8 @@ class Narrator:
 
     def finish(self) -> list[ChatEvent]:
         """The end of the text. ChatFinished is for the caller to add."""
+        if self._has_called:
+            return []
         return [*self._tell(self._splitter.finish()), *self._release()]
 
     def _tell(self, events: Iterable[StreamEvent]) -> list[ChatEvent]:
@@ -135,6 +148,9 @@ class Narrator:
                     told.append(CallStart(index, self.ids[index], name))
                 case ToolCallEnd(index, name, arguments, complete):
                     told.append(CallEnd(index, self.ids[index], name, arguments, complete))
+                    if self._single_call:
+                        self._has_called = True
+                        return told
                 case ToolCallDropped():
                     self.dropped.append(event)
                 case ToolCallArguments() | ReasoningClosed():

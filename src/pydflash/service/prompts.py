@@ -3,7 +3,7 @@
 Threads may share it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from pydflash.config import ServerConfig
 from pydflash.errors import ConfigError, RequestError
 from pydflash.service.chat import ChatRequest
 from pydflash.service.constraint import Constraint
-from pydflash.text.budget import Markers, ThinkingBudget
+from pydflash.service.landmarks import Messages, landmarks
+from pydflash.text.budget import Markers, RunGuard, ThinkingBudget
 from pydflash.text.builtin import builtin_template
 from pydflash.text.cards import EFFORTS, ModelCard
 from pydflash.text.formats import Format, detect
@@ -55,21 +56,7 @@ class Prompts:
             return self.tokenizer.decode(list(request.prompt))
         if not request.turns:
             raise RequestError("messages is empty; give at least one", param="messages")
-        tools = request.tools.for_template() if request.tool_choice.mode != "none" else None
-        prefilled = request.face == "anthropic" and request.turns[-1].role == "assistant"
-        said = messages(
-            request.turns,
-            memory=self.memory,
-            replay=self._builtin is not None,
-            template_source=self.template.source,
-        )
-        text = self.template.render(
-            said,
-            tools=tools or None,
-            add_generation_prompt=not prefilled,
-            **{"enable_thinking": is_enabled(request.thinking), **request.template},
-        )
-        return _up_to(text, said[-1]["content"]) if prefilled else text
+        return self._rendered(request, self._said(request), add_generation_prompt=True)
 
     def prepare(self, request: ChatRequest, room: int, default: int) -> Prompt:
         """The prompt, and how long thought and answer may be.
@@ -94,7 +81,7 @@ class Prompts:
             starts_in_reasoning=not raw and self.form.opens_reasoning(text),
         )
 
-    def budget(self, prompt: Prompt) -> ThinkingBudget | None:
+    def budget(self, prompt: Prompt, runs: RunGuard | None = None) -> ThinkingBudget | None:
         """What closes the thought of an answer to this prompt; None if it does not think."""
         thinking = prompt.thinking
         if prompt.form is None or not thinking.enabled:
@@ -111,6 +98,7 @@ class Prompts:
             ceiling=thinking.ceiling,
             reserve=thinking.reserve,
             max_output=thinking.max_output,
+            runs=runs,
         )
 
     def constraint(self, request: ChatRequest, prompt: Prompt) -> Constraint | None:
@@ -138,10 +126,42 @@ class Prompts:
             after=after,
         )
 
+    def landmarks(self, request: ChatRequest, prompt: Prompt, least: int) -> Iterator[int]:
+        """Lengths of the prompt that later requests may come back to, the likeliest first; see
+        `landmarks`. None of a text that is continued as it stands."""
+        if request.prompt is not None:
+            return iter(())
+        said = self._said(request)
+
+        def encode(some: Messages) -> list[int]:
+            text = self._rendered(request, some, add_generation_prompt=False)
+            return encode_rendered(self.tokenizer, text)
+
+        return landmarks(said, prompt.tokens, encode, least=least)
+
     def remember(self, prompt: Prompt, ids: Sequence[str], text: str, reasoning: str) -> None:
         """Keep the turn that made these calls, for the requests that will bring it back."""
         raw = self._builtin.raw(prompt.text, text) if self._builtin is not None else text
         self.memory.remember(ids, Remembered(raw, reasoning))
+
+    def _said(self, request: ChatRequest) -> Messages:
+        return messages(
+            request.turns,
+            memory=self.memory,
+            replay=self._builtin is not None,
+            template_source=self.template.source,
+        )
+
+    def _rendered(
+        self, request: ChatRequest, said: Messages, *, add_generation_prompt: bool
+    ) -> str:
+        tools = request.tools.for_template() if request.tool_choice.mode != "none" else None
+        return self.template.render(
+            said,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            **{"enable_thinking": is_enabled(request.thinking), **request.template},
+        )
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -175,10 +195,3 @@ def template_from(path: str, tokenizer: Tokenizer) -> ChatTemplate:
         return None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return ChatTemplate(source, bos=text(tokenizer.bos), eos=text(tokenizer.eos))
-
-
-def _up_to(text: str, content: object) -> str:
-    """The prompt up to the end of the answer's beginning, which the client gave."""
-    end = content.rstrip() if isinstance(content, str) else ""
-    at = text.rfind(end) if end else -1
-    return text if at < 0 else text[: at + len(end)]

@@ -8,37 +8,37 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from pydflash.config import EngineConfig, ServerConfig
-from pydflash.engine.request import Request, StepResult
+from pydflash.engine.request import Request
 from pydflash.engine.states import States
 from pydflash.errors import ConfigError, EngineError, RequestError
 from pydflash.sampling.mask import Grammar
-from pydflash.service.answer import timings_of
 from pydflash.service.build import Loaded
 from pydflash.service.chat import (
     ChatEvent,
     ChatFinished,
-    ChatReason,
     ChatRequest,
     ChatStarted,
-    ChatUsage,
+    Face,
     ModelFacts,
 )
 from pydflash.service.guidance import Guidance
 from pydflash.service.inbox import Inbox
-from pydflash.service.narrator import Narrator
+from pydflash.service.landmarks import Keeping
 from pydflash.service.prompts import Prompt, Prompts, configured_card, template_from
 from pydflash.service.status import Running, StatusBoard
+from pydflash.service.telling import Telling, Watcher
 from pydflash.service.worker import Worker
 from pydflash.spec.speculator import Speculator
 from pydflash.spec.trace import RoundTrace
-from pydflash.text.budget import ThinkingBudget
+from pydflash.text.budget import RunGuard
 from pydflash.text.cards import find_card
-from pydflash.text.detokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +65,21 @@ class ChatService:
         self._prompts = Prompts(loaded.tokenizer, template, arch=arch, card=card)
         self._tokenizer = loaded.tokenizer
         self._guidance = Guidance(loaded.tokenizer)
+        self._keeping = _keeping(loaded.engine.states)
         self._max_queue = config.max_queue
+        self._runs = config.degenerate_run_tokens
+        most = config.default_max_tokens or config.max_tokens or card.max_tokens
         self.facts = ModelFacts(
             name=config.model_name or loaded.path.stem,
             arch=arch,
             path=str(loaded.path),
             max_ctx=loaded.engine.max_ctx,
             vocab_size=loaded.tokenizer.vocab_size,
-            max_tokens=config.default_max_tokens or min(card.max_tokens, loaded.engine.max_ctx),
+            max_tokens=min(most, loaded.engine.max_ctx),
             card=card,
             created=int(time.time()),
             drafter=loaded.drafter,
+            drafting=_drafting(loaded),
             template_source=template.source,
             max_concurrency=engine_config.state.max_concurrency,
             ops=loaded.ops,
@@ -88,7 +92,8 @@ class ChatService:
         self.on_failure: Callable[[EngineError], None] | None = None
         self._closing = False
         self._preparing = 0  # requests admitted and not yet with the engine
-        self._worker = Worker(loaded.engine, loaded.thread)
+        coalesce_s = config.admission_coalesce_ms / 1000
+        self._worker = Worker(loaded.engine, loaded.thread, coalesce_s=coalesce_s)
         self._watch(loaded)
 
     def refuse(self) -> None:
@@ -104,27 +109,27 @@ class ChatService:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatEvent, None]:
         """As `Chat.stream`."""
         try:
-            self._admissible(request)
-            self._preparing += 1
-            try:
-                prompt, grammar = await asyncio.to_thread(self._prepare, request)
-            finally:
-                self._preparing -= 1
-            budget = self._prompts.budget(prompt)
-            seed = request.params.seed
-            inbox = Inbox()
-            asked = Request(
-                prompt=prompt.tokens,
-                params=replace(request.params, max_tokens=prompt.thinking.max_output),
-                seed=secrets.randbits(63) if seed is None else seed,
-                speculate=request.speculate,
-                grammar=grammar,
-                steer=budget,
-            )
-            ticket = self._worker.submit(asked, inbox.put)
-        except RequestError as error:
-            self.board.error(error.code)
-            raise
+            with _blaming(request.face):
+                self._admissible(request)
+                self._preparing += 1
+                try:
+                    prompt, grammar, marks = await asyncio.to_thread(self._prepare, request)
+                finally:
+                    self._preparing -= 1
+                seed = request.params.seed
+                inbox = Inbox()
+                watcher = self._steer(request, prompt)
+                asked = Request(
+                    prompt=prompt.tokens,
+                    params=replace(request.params, max_tokens=prompt.thinking.max_output),
+                    seed=secrets.randbits(63) if seed is None else seed,
+                    speculate=request.speculate,
+                    reuse=request.reuse,
+                    capture_at=marks,
+                    grammar=grammar,
+                    steer=watcher,
+                )
+                ticket = self._worker.submit(asked, inbox.put)
         except EngineError as error:  # it died with nobody listening
             self.board.error("engine_failed")
             self._check_engine(error)
@@ -134,7 +139,15 @@ class ChatService:
         finished: ChatFinished | None = None
         try:
             yield ChatStarted(prompt_tokens=len(prompt.tokens), seed=asked.seed)
-            telling = _Telling(self, request, prompt, budget, running)
+            telling = Telling(
+                request,
+                prompt,
+                watcher,
+                tokenizer=self._tokenizer,
+                prompts=self._prompts,
+                board=self.board,
+                running=running,
+            )
             while finished is None:
                 for item in await inbox.get():
                     if isinstance(item, EngineError):
@@ -159,13 +172,16 @@ class ChatService:
             self.board.finish(running, finished)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        prompt = await asyncio.to_thread(
-            self._prompts.prepare, request, self.facts.max_ctx, self.facts.max_tokens
-        )
+        facts = self.facts
+        with _blaming(request.face):
+            prompt = await asyncio.to_thread(
+                self._prompts.prepare, request, facts.max_ctx, facts.max_tokens
+            )
         return len(prompt.tokens)
 
     async def render(self, request: ChatRequest) -> str:
-        return await asyncio.to_thread(self._prompts.render, request)
+        with _blaming(request.face):
+            return await asyncio.to_thread(self._prompts.render, request)
 
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -187,16 +203,28 @@ class ChatService:
                 status=503,
             )
 
-    def _prepare(self, request: ChatRequest) -> tuple[Prompt, Grammar | None]:
-        """What takes time before a request can go to the engine. Raises RequestError."""
+    def _prepare(self, request: ChatRequest) -> tuple[Prompt, Grammar | None, tuple[int, ...]]:
+        """What takes time before a request can go to the engine: its prompt, its grammar, and the lengths
+        of the prompt to keep a recurrent state of. Raises RequestError."""
         prompt = self._prompts.prepare(request, self.facts.max_ctx, self.facts.max_tokens)
+        marks: tuple[int, ...] = ()
+        if self._keeping is not None and request.reuse and len(prompt.tokens) < self.facts.max_ctx:
+            grid = self._keeping.grid
+            marks = self._keeping.choose(self._prompts.landmarks(request, prompt, grid))
         constraint = self._prompts.constraint(request, prompt)
         if constraint is None:
-            return prompt, None
+            return prompt, None, marks
         try:
-            return prompt, self._guidance.compile(constraint)
+            return prompt, self._guidance.compile(constraint), marks
         except ConfigError as error:
             raise RequestError(str(error), code="unsupported", param=constraint.param) from error
+
+    def _steer(self, request: ChatRequest, prompt: Prompt) -> Watcher | None:
+        """What follows the answer, token by token, if anything does."""
+        if request.is_silent:
+            return None
+        runs = RunGuard(self._runs) if self._runs else None
+        return self._prompts.budget(prompt, runs) or runs
 
     def _check_engine(self, error: EngineError) -> None:
         """Has the engine itself stopped, or only this answer?"""
@@ -234,96 +262,36 @@ class ChatService:
             proposer.on_round = on_round
 
 
-class _Telling:
-    """One answer: results of steps to events."""
+def _drafting(loaded: Loaded) -> Literal["off", "dflash", "lookup"]:
+    if loaded.drafter is None:
+        return "off"
+    return "dflash" if loaded.engine.proposer.taps else "lookup"
 
-    def __init__(
-        self,
-        service: ChatService,
-        request: ChatRequest,
-        prompt: Prompt,
-        budget: ThinkingBudget | None,
-        running: Running,
-    ) -> None:
-        self._service = service
-        self._prompt = prompt
-        self._budget = budget
-        self._running = running
-        self._tokenizer = tokenizer = service._tokenizer
-        form = prompt.form
-        self._decoder = Detokenizer(
-            tokenizer, skip_special=True, continuing=True, shown=form.shows if form else None
-        )
-        tools = request.tools if request.tool_choice.mode != "none" else None
-        self._narrator = Narrator(
-            form,
-            tools=tools,
-            starts_in_reasoning=prompt.starts_in_reasoning,
-            stops=request.params.stop,
-            raw=tokenizer.token_bytes if request.params.logprobs is not None else None,
-        )
-        self._written: list[str] | None = [] if tools else None
-        self._count = 0
-        self._thought = 0
 
-    @property
-    def is_over(self) -> bool:
-        """A stop string has come: nothing more will be told."""
-        return self._narrator.stop is not None
+_PROMPT: dict[Face, str] = {
+    "chat": "messages",
+    "anthropic": "messages",
+    "responses": "input",
+    "completions": "prompt",
+}
 
-    def take(self, result: StepResult) -> list[ChatEvent]:
-        """The events of a step, and of the end of the text if it is the last."""
-        narrator, events, count = self._narrator, list[ChatEvent](), self._count
-        texts = []
-        for draw in result.draws:
-            if draw.token == result.stop_token or self.is_over:
-                break
-            self._count += 1
-            self._thought += narrator.in_reasoning
-            text = self._decoder.push(draw.token)
-            texts.append(text)
-            hidden = not text and self._tokenizer.is_special(draw.token)
-            events += narrator.push(text, None if hidden else draw)
-        if result.finished and not self.is_over:
-            texts.append(self._decoder.flush())
-            events += narrator.push(texts[-1])
-            events += narrator.finish()
-        if self._written is not None:
-            self._written += texts
-        self._service.board.progress(self._running, "".join(texts), self._count - count)
-        return events
 
-    def finished(self, result: StepResult, seed: int) -> ChatFinished:
-        """The last event, once `result` says that the sequence has ended."""
-        narrator, budget, sequence = self._narrator, self._budget, result.sequence
-        assert result.finish is not None
-        assert result.finish != "error"
-        reason: ChatReason = "stop" if narrator.stop is not None else result.finish
-        if narrator.num_calls and reason == "stop":
-            reason = "tool_calls"
-        for dropped in narrator.dropped:
-            log.warning("a call was dropped (%s): %.200r", dropped.reason, dropped.text)
-        self._service.board.totals.dropped_calls += len(narrator.dropped)
-        if narrator.ids and self._written is not None:
-            text, thought = "".join(self._written), "".join(narrator.reasoning)
-            self._service._prompts.remember(self._prompt, narrator.ids, text, thought)
-        return ChatFinished(
-            reason=reason,
-            usage=ChatUsage(
-                prompt_tokens=sequence.num_prompt,
-                completion_tokens=self._count,
-                cached_tokens=sequence.cached,
-                reasoning_tokens=min(
-                    budget.thinking_tokens if budget else self._thought, self._count
-                ),
-                draft=sequence.draft if sequence.draft.rounds else None,
-            ),
-            timings=timings_of(sequence, self._count),
-            seed=seed,
-            stop=narrator.stop,
-            close_kind=budget.close_kind if budget else None,
-            degenerate=budget is not None and budget.degenerate,
-        )
+@contextmanager
+def _blaming(face: Face) -> Iterator[None]:
+    """What is wrong with a prompt is said of the field that each API has it in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in ("tokens", *_PROMPT.values()):
+            error.param = _PROMPT[face]
+        raise
+
+
+def _keeping(states: States) -> Keeping | None:
+    """None where nothing has to be named: attention's pages are kept at every point of the grid."""
+    if states.recurrent is None or states.cache is None or not states.captures:
+        return None
+    return Keeping(most=states.captures, grid=states.cache.grid)
 
 
 def _pages(states: States) -> dict[str, int]:

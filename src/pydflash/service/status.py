@@ -5,6 +5,7 @@ nothing here blocks or grows without bound.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -15,6 +16,8 @@ from pydflash.spec.stats import DraftStats
 
 if TYPE_CHECKING:
     from pydflash.service.chat import ChatFinished
+
+log = logging.getLogger(__name__)
 
 Phase = Literal["idle", "prefill", "decode"]
 _KEPT = 50  # finished requests in the history
@@ -129,6 +132,7 @@ class StatusBoard:
         else:
             self._count(self.totals.finished, finished.reason)
             self._add(finished)
+        _note(running, finished)
         self._status()
 
     def error(self, code: str) -> None:
@@ -173,32 +177,14 @@ class StatusBoard:
             queue.put_nowait(None)
 
     def _add(self, finished: "ChatFinished") -> None:
-        usage, timings, totals = finished.usage, finished.timings, self.totals
+        usage, totals = finished.usage, self.totals
         totals.prompt_tokens += usage.prompt_tokens
         totals.cached_tokens += usage.cached_tokens
         totals.completion_tokens += usage.completion_tokens
         totals.reasoning_tokens += usage.reasoning_tokens
-        draft = usage.draft
-        if draft is not None:
-            totals.draft.merge(draft)
-        self.history.append(
-            {
-                "prefill_tok_s": round(timings.prefill_tps, 1),
-                "decode_tok_s": round(timings.decode_tps, 1),
-                "accept_rate": round(draft.accepted_nodes / draft.nodes, 3)
-                if draft and draft.nodes
-                else None,
-                "acceptance_length": round(draft.acceptance_length, 3) if draft else None,
-                "round_steps": round(draft.round_cost, 3) if draft else None,
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "cache_hit": usage.cached_tokens > 0,
-                "spec_decode": draft is not None,
-                "first_token_s": round(timings.first_token_s, 3),
-                "finish_reason": finished.reason,
-            }
-        )
+        if usage.draft is not None:
+            totals.draft.merge(usage.draft)
+        self.history.append(figures(finished))
 
     def _status(self) -> None:
         if self._watchers:
@@ -213,3 +199,47 @@ class StatusBoard:
     @staticmethod
     def _count(counts: dict[str, int], key: str) -> None:
         counts[key] = counts.get(key, 0) + 1
+
+
+def _note(running: Running, finished: "ChatFinished | None") -> None:
+    """A line for the log."""
+    fields = {
+        "format": running.face,
+        "stream": running.streamed,
+        "session_id": running.session,
+        "elapsed_s": round(time.monotonic() - running.begun, 3),
+    }
+    if finished is None:
+        tokens = running.completion_tokens
+        fields |= {"finish_reason": "abort", "completion_tokens": tokens}
+        log.info("an answer was given up after %d tokens", tokens, extra={"fields": fields})
+        return
+    fields |= figures(finished)
+    log.info(
+        "answered %d tokens with %d at %.1f tokens per second",
+        finished.usage.prompt_tokens,
+        finished.usage.completion_tokens,
+        finished.timings.decode_tps,
+        extra={"fields": fields},
+    )
+
+
+def figures(finished: "ChatFinished") -> dict[str, Any]:
+    """What an answer took, for the history and the log."""
+    usage, timings, draft = finished.usage, finished.timings, finished.usage.draft
+    accepted = draft.accepted_nodes / draft.nodes if draft and draft.nodes else None
+    return {
+        "prefill_tok_s": round(timings.prefill_tps, 1),
+        "decode_tok_s": round(timings.decode_tps, 1),
+        "accept_rate": None if accepted is None else round(accepted, 3),
+        "acceptance_length": round(draft.acceptance_length, 3) if draft else None,
+        "round_steps": round(draft.round_cost, 3) if draft else None,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "cache_hit": usage.cached_tokens > 0,
+        "spec_decode": draft is not None,
+        "first_token_s": round(timings.first_token_s, 3),
+        "finish_reason": finished.reason,
+    }

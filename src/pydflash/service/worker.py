@@ -6,6 +6,7 @@ A reader that falls behind or goes away never holds the engine; a crash reaches 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,10 +38,14 @@ class Ticket:
 class Worker:
     """Owns the engine after construction."""
 
-    def __init__(self, engine: Engine, thread: EngineThread | None = None) -> None:
-        """`thread`: the one on which the engine was built, if it has one of its own."""
+    def __init__(
+        self, engine: Engine, thread: EngineThread | None = None, *, coalesce_s: float = 0.0
+    ) -> None:
+        """`thread`: the one on which the engine was built, if it has one of its own. `coalesce_s`: how long
+        an idle engine waits for more after a first request, for their prompts to share steps."""
         self._engine = engine
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._coalesce_s = coalesce_s
         self._open: dict[int, Ticket] = {}
         self._dead: EngineError | None = None
         self._lock = threading.Lock()
@@ -93,11 +98,15 @@ class Worker:
 
     def _serve(self) -> bool:
         """Take messages, then a step. False when asked to close."""
+        waits = self._engine.is_idle and self._coalesce_s > 0
         while self._engine.is_idle or not self._inbox.empty():
             message = self._inbox.get()
             if message is None:
                 return False
             message()
+            if waits and not self._engine.is_idle:
+                waits = False
+                time.sleep(self._coalesce_s)
         for result in self._engine.step():
             self._deliver(result)
         return True

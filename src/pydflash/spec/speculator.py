@@ -32,7 +32,7 @@ class Speculator:
         self.drafter = drafter
         self.policy = policy
         self.on_round: Callable[[RoundTrace], None] | None = None
-        self._monitor = Monitor(drafter.name)
+        self._monitor = Monitor(drafter.name) if drafter.taps else None  # look-ups fit any model
         self._slots = 0
         self._scores: list[DraftScores] = []
 
@@ -105,8 +105,8 @@ class Speculator:
                 step_s=spent.step_s / share if share else 0.0,
                 reference_s=plain / share if share else 0.0,
             )
-            warning = self._monitor.observe(scores, outcome.drawn)
-            if warning is not None:
+            warning = self._monitor and self._monitor.observe(scores, outcome.drawn)
+            if warning:
                 log.warning(warning)
 
 

@@ -47,22 +47,22 @@ class ThinkingBudget:
         ceiling: int,
         reserve: int,
         max_output: int,
-        longest_run: int = 0,
+        runs: "RunGuard | None" = None,
     ) -> None:
-        """`longest_run`: end the answer at so many equal tokens in a row; 0: never."""
+        """`runs` ends answers that say one token again and again; None: nothing does."""
         self.close_kind: CloseKind | None = None
         self.thinking_tokens = 0
         self.content_tokens = 0
+        self._before = 0  # of them, those before the thought
         self.degenerate = False
         self._markers = markers
         self._open = starts_open
         self._ceiling = min(ceiling, max(0, max_output - reserve))
         self._reserve = reserve
         self._max_output = max_output
-        self._longest_run = longest_run
+        self._runs = runs
         self._pending: list[int] = []  # what is still to be forced
         self._tail: list[int] = []  # tokens since the opener (for markers) or since a forced close
-        self._run: tuple[int, int] = (-1, 0)
 
     @property
     def free(self) -> int:
@@ -72,6 +72,11 @@ class ThinkingBudget:
         if self.close_kind or not self._markers.opener:
             return _ENDLESS
         return 1 + max(0, self._left() - 1)  # the opener may come next
+
+    def thought_within(self, count: int) -> int:
+        """Tokens of the thought among the answer's first `count`: whoever reads an answer that is over
+        looks back at a machine that may have gone on."""
+        return min(max(count - self._before, 0), self.thinking_tokens)
 
     def step(self, sampled: int) -> int:
         """Take the token sampled next; returns the one to commit in its place (mostly the same)."""
@@ -97,6 +102,7 @@ class ThinkingBudget:
             self.content_tokens += 1
             if self.close_kind is None and _ends(self._tail, self._markers.opener):
                 self._open, self._tail = True, []
+                self._before = self.content_tokens
             return
         self.thinking_tokens += 1
         if self._pending or (
@@ -107,12 +113,28 @@ class ThinkingBudget:
         self.close_kind = self.close_kind or "natural"
 
     def _watch(self, token: int) -> None:
-        last, times = self._run
-        self._run = (token, times + 1 if token == last else 1)
-        if self._longest_run and self._run[1] >= self._longest_run:
-            self.degenerate = True
+        if self._runs is not None:
+            self._runs.step(token)
+            self.degenerate = self.degenerate or self._runs.degenerate
         if self.close_kind == "hard" and not self._open and _loops(self._tail):
             self.degenerate = True
+
+
+class RunGuard:
+    """Sees an answer that says one token `longest` times in a row: then it is to end (`degenerate`)."""
+
+    def __init__(self, longest: int) -> None:
+        assert longest > 1
+        self.degenerate = False
+        self._longest = longest
+        self._last, self._times = -1, 0
+
+    def step(self, sampled: int) -> int:
+        """Take the token sampled next, which is the one that counts."""
+        self._times = self._times + 1 if sampled == self._last else 1
+        self._last = sampled
+        self.degenerate = self.degenerate or self._times >= self._longest
+        return sampled
 
 
 def _ends(tail: Sequence[int], marker: tuple[int, ...]) -> bool:

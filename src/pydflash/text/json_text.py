@@ -17,6 +17,13 @@ def dump(value: object) -> str:
     return text
 
 
+def compact(value: object) -> str:
+    """JSON for the wire: without spaces, and lone surrogates replaced, as strict parsers refuse even their
+    escapes."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def parse_json(text: str) -> Any:
     """The JSON value, None if it is none (NaN and infinities are none, nor are numbers beyond all floats)."""
     try:

@@ -163,6 +163,7 @@ class Tokenizer:
             raise RequestError(
                 f"token id {token} is outside the vocabulary; ids go from 0 to {self.vocab_size - 1}",
                 code="token_out_of_range",
+                param="tokens",
             )
         return token
 

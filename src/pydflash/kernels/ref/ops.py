@@ -18,10 +18,12 @@ from pydflash.kernels.ref import linear as lin
 from pydflash.kernels.ref import moe as experts
 from pydflash.kernels.ref.argmax import argmax
 from pydflash.kernels.ref.attention import attention, copy_slots, store_kv
+from pydflash.kernels.ref.calibrate import calibrate
 from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.kernels.ref.shortlist import shortlist
 from pydflash.kernels.ref.top import top
+from pydflash.kernels.ref.tree import grow_trees, lineage, walk_trees
 from pydflash.quant.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -92,4 +94,8 @@ def build_ops(device: torch.device) -> OpTable:
         top=top,
         argmax=argmax,
         shortlist=shortlist,
+        grow_trees=grow_trees,
+        calibrate=calibrate,
+        lineage=lineage,
+        walk_trees=walk_trees,
     )

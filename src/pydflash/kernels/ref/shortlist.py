@@ -42,7 +42,8 @@ def gumbel(keys: Tensor, vocab: int) -> Tensor:
 
 def _shifted(z: Tensor, count: int) -> Tensor:
     """A logical shift to the right."""
-    return (z >> count) & (2 ** (64 - count) - 1)
+    moved: Tensor = (z >> count) & (2 ** (64 - count) - 1)
+    return moved
 
 
 def _signed(word: int) -> int:

@@ -19,7 +19,7 @@ from pydflash.kernels.triton.rope_store import LOG2E, rope_store
 
 Tensor = torch.Tensor
 
-CHUNK = 256
+CHUNK = 128
 """Positions that one program of an exact row attends to. Part of the reduction order, like PAGE_SIZE."""
 
 TILE = 32

@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 
 __all__ = ["delta", "delta_commit", "delta_commit_all", "reserve"]
 
-BLOCK_V = 16
-"""Columns of a state in one warp: with Dk = 128, 64 registers a thread."""
+BLOCK_V = 8
+"""Columns of a state in one warp: with Dk = 128, 32 registers a thread, and as many again for a copy."""
 BLOCK_NODES = 64
 BLOCK_H = 4
 

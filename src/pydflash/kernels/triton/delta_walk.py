@@ -86,6 +86,7 @@ def delta_walk_kernel(
     k_head = i_head % HK
     b_state = tl.load(states, mask=is_both, other=0.0)
     previous = start * 0 - 1  # the first node goes on from the slot
+    b_before, forked = b_state, start * 0 - 2  # the state before the last node, and whose it is
     if HAS_PARENTS:
         next_token = tl.load(order_ptr + start)
         after_next = tl.load(order_ptr + tl.minimum(start + 1, stop - 1))
@@ -117,11 +118,15 @@ def delta_walk_kernel(
         next_beta = tl.load(beta_ptr + wide * HV + i_head)
         if HAS_PARENTS:
             if parent != previous:
-                tl.debug_barrier()  # deltas that other threads of this program stored
-                b_state = _restored(
-                    tl.load(states, mask=is_both, other=0.0), i_place, start, i_head, order_ptr,
-                    until_ptr, k_ptr, decay_ptr, delta_ptr, o_k, o_v, HK, HV, DK, DV,
-                )  # fmt: skip
+                if parent == forked:  # a sibling of the last node, as most leaves are
+                    b_state = b_before
+                else:
+                    tl.debug_barrier()  # deltas that other threads of this program stored
+                    b_state = _restored(
+                        tl.load(states, mask=is_both, other=0.0), i_place, start, i_head, order_ptr,
+                        until_ptr, k_ptr, decay_ptr, delta_ptr, o_k, o_v, HK, HV, DK, DV,
+                    )  # fmt: skip
+            b_before, forked = b_state, parent
             previous = token.to(tl.int32)
         # q . (decay S + k delta) = decay (q . S) + (q . k) delta: both sums read the state before the token
         b_seen = tl.sum(b_state * b_k[:, None], 0)

@@ -1,10 +1,4 @@
-"""The products and what is fused around them, as the OpTable names them.
-
-A layer of exact rows leaves the last sum of its residual stream undone: the partial sums hang on the tensor
-(`Owed`), and the next norm, which reads the row anyway, adds them. `settle` does it for other readers.
-"""
-
-from dataclasses import dataclass
+"""The products and what is fused around them, as the OpTable names them."""
 
 import torch
 
@@ -28,29 +22,6 @@ Tensor = torch.Tensor
 Spans = tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """Partial sums f32 [slots, T, E] that a residual stream still lacks, and the weight they are of."""
-
-    parts: Tensor
-    weight: Weight
-
-
-def settle(x: Tensor) -> Tensor:
-    """x f32 [T, E] with what it is owed."""
-    owed: Owed | None = x.__dict__.pop("owed", None)
-    return x if owed is None else _finish(owed.parts, owed.weight, residual=x, out=x)
-
-
-def normed(x: Tensor, norm: Tensor, eps: float, width: int) -> Tensor:
-    """rms norm of x f32 [T, E], settled by the way, -> f16 [T, width]."""
-    owed: Owed | None = x.__dict__.pop("owed", None)
-    if owed is None:
-        return pointwise.norm(x, norm, eps, width)
-    counts = packed_of(owed.weight).slot_counts
-    return pointwise.add_norm(x, owed.parts, counts, owed.weight.bias, norm, eps, width)
-
-
 def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
     """Partial sums f32 [splits, n, N] of one span; x f16 [n, K padded]."""
     few = span.kind is RowKind.EXACT or len(x) <= products.MOST_ROWS
@@ -59,20 +30,20 @@ def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
 
 
 def linear(x: Tensor, w: Weight, spans: Spans) -> Tensor:
-    return multiplied(pointwise.half(settle(x), packed_of(w).width), w, spans)
+    return multiplied(pointwise.half(x, packed_of(w).width), w, spans)
 
 
 def linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
-    fed = pointwise.half(settle(x), packed_of(w).width)
-    return settle(_added(fed, w, settle(residual), spans))
+    fed = pointwise.half(x, packed_of(w).width)
+    return _added(fed, w, residual, spans)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, w: Weight, spans: Spans) -> Tensor:
-    return multiplied(normed(x, norm, eps, packed_of(w).width), w, spans)
+    return multiplied(pointwise.norm(x, norm, eps, packed_of(w).width), w, spans)
 
 
 def norm_gated(x: Tensor, norm: Tensor, eps: float, w: Weight, act: str, spans: Spans) -> Tensor:
-    return gated(normed(x, norm, eps, packed_of(w).width), w, act, None, spans)
+    return gated(pointwise.norm(x, norm, eps, packed_of(w).width), w, act, None, spans)
 
 
 def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
@@ -88,7 +59,7 @@ def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch
 
 
 def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
-    fed = normed(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
+    fed = pointwise.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
     inner = gated(fed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
     return _added(inner, layer.down, x, spans)
 
@@ -106,10 +77,7 @@ def multiplied(x: Tensor, w: Weight, spans: Spans) -> Tensor:
 
 
 def _added(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
-    """x f16 [T, K padded]; returns residual f32 [T, N], overwritten or owed the product."""
-    if len(spans) == 1 and spans[0].kind is RowKind.EXACT:
-        residual.__dict__["owed"] = Owed(parts_of(x, w, spans[0]), w)
-        return residual
+    """x f16 [T, K padded]; overwrites and returns residual f32 [T, N]."""
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)

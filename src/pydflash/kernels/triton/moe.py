@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pydflash.kernels.ops import MoeArgs, Span
+from pydflash.kernels.ops import MoeArgs, RowKind, Span
 from pydflash.kernels.triton import experts, layers, pointwise
 from pydflash.kernels.triton.experts import Stack
 from pydflash.kernels.triton.route import group, route
@@ -15,7 +15,8 @@ from pydflash.kernels.triton.weights import packed_of
 
 Tensor = torch.Tensor
 
-FEW = 64  # tokens up to which experts get few each
+BLOCKS = {RowKind.EXACT: 16, RowKind.PREFILL: 32}
+"""Pairs that share a read of an expert's weights: always the same for exact rows, whatever goes with them."""
 MOST = 512  # tokens whose experts run at once
 
 
@@ -48,7 +49,6 @@ def combine_kernel(
 
 def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, ...]) -> Tensor:
     """See `OpTable.moe`; overwrites and returns x f32 [T, E]."""
-    x = layers.settle(x)
     up, down = _stacks(args)
     shared = args.shared
     feeders = [args.router] if shared is None else [args.router, shared.gate_up]
@@ -62,27 +62,29 @@ def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, .
         beside = layers.multiplied(inner, shared.down, spans)
     fed = normed[up.first.width]
     chosen, weights, gate = route(logits, fed, args)
-    T, E = x.shape
-    for first in range(0, T, MOST):
-        own = slice(first, min(first + MOST, T))
-        blocks = group(chosen[own], len(args.experts), 16 if T <= FEW else 32)
-        parts = experts.product(fed[own], up, blocks, args.used)
-        inner = pointwise.gated(parts, up.counts, None, args.act, down.first.width)
-        parts = experts.product(inner, down, blocks, 1)
-        combine_kernel[(own.stop - first, triton.cdiv(E, 512))](
-            x[own],
-            parts,
-            weights[own],
-            x if beside is None else beside[own],
-            gate[own],
-            parts.shape[1],
-            E,
-            args.used,
-            SPLITS=down.splits,
-            HAS_SHARED=shared is not None,
-            HAS_GATE=args.shared_gate is not None,
-            BLOCK=512,
-        )
+    E = x.shape[1]
+    for span in spans:
+        size = BLOCKS[span.kind]
+        for first in range(span.start, span.stop, MOST):
+            own = slice(first, min(first + MOST, span.stop))
+            blocks = group(chosen[own], len(args.experts), size)
+            parts = experts.product(fed[own], up, blocks, args.used)
+            inner = pointwise.gated(parts, up.counts, None, args.act, down.first.width)
+            parts = experts.product(inner, down, blocks, 1)
+            combine_kernel[(own.stop - first, triton.cdiv(E, 512))](
+                x[own],
+                parts,
+                weights[own],
+                x if beside is None else beside[own],
+                gate[own],
+                parts.shape[1],
+                E,
+                args.used,
+                SPLITS=down.splits,
+                HAS_SHARED=shared is not None,
+                HAS_GATE=args.shared_gate is not None,
+                BLOCK=512,
+            )
     return x
 
 

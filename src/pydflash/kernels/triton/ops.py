@@ -8,6 +8,7 @@ from pydflash.kernels.ops import OpTable, Weight
 from pydflash.kernels.triton import layers, weights
 from pydflash.kernels.triton.argmax import argmax
 from pydflash.kernels.triton.attention import attention
+from pydflash.kernels.triton.calibrate import calibrate
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
@@ -17,6 +18,7 @@ from pydflash.kernels.triton.rope_store import store_kv
 from pydflash.kernels.triton.shortlist import shortlist
 from pydflash.kernels.triton.slots import copy_slots
 from pydflash.kernels.triton.top import top
+from pydflash.kernels.triton.tree import grow_trees, lineage, walk_trees
 from pydflash.quant.tensor import QuantTensor
 
 
@@ -46,9 +48,12 @@ def build_ops(device: torch.device) -> OpTable:
         delta_commit=delta_commit,
         delta_commit_all=delta_commit_all,
         moe=moe,
-        settle=layers.settle,
         store_kv=store_kv,
         top=top,
         argmax=argmax,
         shortlist=shortlist,
+        grow_trees=grow_trees,
+        calibrate=calibrate,
+        lineage=lineage,
+        walk_trees=walk_trees,
     )

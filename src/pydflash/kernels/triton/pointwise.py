@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from pydflash.errors import UnsupportedError
+from pydflash.kernels.triton.support import EARLY, EARLY_LAUNCH, gdc_launch_dependents, gdc_wait
 
 Tensor = torch.Tensor
 
@@ -22,8 +23,13 @@ def saturated(x):
 
 
 @triton.jit
-def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """out f16 [T, width] = x / rms(x) * weight; a program a row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i_t * E + o, mask=o < E, other=0.0)
@@ -33,8 +39,11 @@ def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def half_kernel(x_ptr, out_ptr, x_stride, K, width, BLOCK: tl.constexpr):
+def half_kernel(x_ptr, out_ptr, x_stride, K, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """out f16 [T, width] = x f32 [T, K]. Grid (T, blocks of width)."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i_t * x_stride + o, mask=o < K, other=0.0)
@@ -48,7 +57,9 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
     if SLOTS > 1:
         counts = tl.load(counts_ptr + o, mask=mask, other=0)
         for s in tl.static_range(1, SLOTS):
-            total += tl.load(parts_ptr + at + s * stride, mask=mask & (s < counts), other=0.0)
+            # Read whether it counts or not: a load that waits for another costs more than its bytes.
+            part = tl.load(parts_ptr + at + s * stride, mask=mask, other=0.0)
+            total += tl.where(s < counts, part, 0.0)
     return total
 
 
@@ -56,8 +67,12 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
 def finish_kernel(
     parts_ptr, counts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
     SLOTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out f32 [T, N] = residual + bias + the partial sums. Grid (T, blocks of N)."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < N
@@ -74,9 +89,12 @@ def finish_kernel(
 def gated_kernel(
     parts_ptr, counts_ptr, bias_ptr, out_ptr, tokens, F, width,
     SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out [T, width] = act(gate) * up of partial sums [slots, T, 2F]. Grid (T, blocks of width)."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < F
@@ -100,63 +118,22 @@ def gated_kernel(
         tl.store(out_ptr + at, y, mask=mask)
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def add_norm_kernel(
-    x_ptr, parts_ptr, counts_ptr, bias_ptr, weight_ptr, out_ptr, tokens, E, width, eps,
-    SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """x f32 [T, E] += bias + the partial sums; out f16 [T, width] = its norm. A program a row."""
-    i_t = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
-    mask = o < E
-    at = i_t * E + o
-    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * E, SLOTS, mask)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
-    x = tl.load(x_ptr + at, mask=mask, other=0.0) + y
-    tl.store(x_ptr + at, x, mask=mask)
-    scale = tl.rsqrt(tl.sum(x * x) / E + eps)
-    y = x * scale * tl.load(weight_ptr + o, mask=mask, other=0.0)
-    tl.store(out_ptr + i_t * width + o, saturated(y), mask=o < width)
-
-
 def norm(x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:
     """rms norm of x f32 [T, E] -> f16 [T, width], zeros beyond E."""
     T, E = x.shape
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
     block = triton.next_power_of_2(width)
-    norm_kernel[(T,)](x, weight, out, E, width, eps, BLOCK=block, num_warps=_warps(block))
-    return out
-
-
-def add_norm(
-    x: Tensor,
-    parts: Tensor,
-    counts: Tensor,
-    bias: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    width: int,
-) -> Tensor:
-    """x f32 [T, E] += partial sums f32 [slots, T, E] and a bias; its rms norm -> f16 [T, width]."""
-    slots, T, E = parts.shape
-    out = torch.empty(T, width, dtype=torch.float16, device=x.device)
-    block = triton.next_power_of_2(width)
-    add_norm_kernel[(T,)](
+    norm_kernel[(T,)](
         x,
-        parts,
-        counts,
-        parts if bias is None else bias,
         weight,
         out,
-        T,
         E,
         width,
         eps,
-        SLOTS=slots,
-        HAS_BIAS=bias is not None,
         BLOCK=block,
+        EARLY=EARLY,
         num_warps=_warps(block),
+        **EARLY_LAUNCH,
     )
     return out
 
@@ -165,7 +142,9 @@ def half(x: Tensor, width: int) -> Tensor:
     """x f32 [T, K] -> f16 [T, width], zeros beyond K. Rows of x may lie apart."""
     T, K = x.shape
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
-    half_kernel[(T, triton.cdiv(width, 1024))](x, out, x.stride(0), K, width, BLOCK=1024)
+    half_kernel[(T, triton.cdiv(width, 1024))](
+        x, out, x.stride(0), K, width, BLOCK=1024, EARLY=EARLY, **EARLY_LAUNCH
+    )
     return out
 
 
@@ -196,7 +175,9 @@ def finish(
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         BLOCK=512,
+        EARLY=EARLY,
         num_warps=4,
+        **EARLY_LAUNCH,
     )
     return out
 
@@ -224,7 +205,9 @@ def gated(
         ACT=_ACTS[act],
         HALF=width is not None,
         BLOCK=512,
+        EARLY=EARLY,
         num_warps=4,
+        **EARLY_LAUNCH,
     )
     return out
 

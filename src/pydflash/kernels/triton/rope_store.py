@@ -63,7 +63,7 @@ def _launch(x: Tensor, q: Tensor | None, kv: PagedKV, args: AttnArgs, batch: Ste
     D = args.head_dim
     rope_store_kernel[(x.shape[0], heads + 2 * args.kv_heads)](
         x,
-        q,
+        x if q is None else q,  # without queries nothing is written there
         kv.k,
         kv.k_scale,
         kv.v,
