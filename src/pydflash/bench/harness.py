@@ -6,7 +6,7 @@ either way.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from math import prod
@@ -46,12 +46,16 @@ class Rig:
         self.kv = self.engine.states.kv
         self.ops = self.kv.ops
         self.threads = loaded.threads
-        self.ctx = loaded.plan.max_ctx
+        self.plan = loaded.plan
+        self.ctx = self.plan.max_ctx
         self.chunk = self.engine.scheduler.chunk
         self.layers = self.engine.states.layers
         self.state = self.engine.states.new()
         with open_checkpoint(path) as checkpoint:
             self._matrices = _matrices(checkpoint)
+            tensors = checkpoint.tensors
+            head = tensors.get("output.weight") or tensors["token_embd.weight"]
+            self.head_nbytes = head.nbytes
 
     @property
     def vocab_size(self) -> int:
@@ -60,23 +64,37 @@ class Rig:
     def cost(self, rows: int, depth: int, *, committed: int = 0) -> Cost:
         """Bytes and operations that a step of `rows` after `depth` positions needs, each byte read once.
 
-        Of the experts, as many are read as independent choices of the rows would touch. `committed` nodes
-        are repeated on the recurrent states afterwards.
+        `committed` nodes are repeated on the recurrent states afterwards.
+        """
+        parts = self.costs(rows, depth, committed=committed).values()
+        return Cost(nbytes=sum(c.nbytes for c in parts), flops=sum(c.flops for c in parts))
+
+    def costs(self, rows: int, depth: int, *, committed: int = 0) -> dict[str, Cost]:
+        """The same by what needs it: "products", "attention" and, of recurrent models, "delta".
+
+        Of the experts, as many are read as independent choices of the rows would touch.
         """
         m = self._matrices
-        nbytes = m.nbytes + m.expert_nbytes * (1 - (1 - m.share) ** rows)
-        nbytes += depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE)
-        flops = 2.0 * rows * (m.elements + m.share * m.expert_elements)
-        flops += 4.0 * m.query * rows * (depth + (rows + 1) / 2)  # q k^T and p v
+        out = {
+            "products": Cost(
+                nbytes=m.nbytes + m.expert_nbytes * (1 - (1 - m.share) ** rows),
+                flops=2.0 * rows * (m.elements + m.share * m.expert_elements),
+            ),
+            "attention": Cost(
+                nbytes=depth * self.kv.nbytes / (self.kv.num_pages * PAGE_SIZE),
+                flops=4.0 * m.query * rows * (depth + (rows + 1) / 2),  # q k^T and p v
+            ),
+        }
         slots = self.engine.states.recurrent
         if slots is not None:
             state = slots.nbytes / slots.num_slots
-            nbytes += 2 * state if rows == 1 else state  # one row writes it, too
-            flops += 7 * rows * state / 4  # k^T S, decay S + k delta^T, q^T S
+            nbytes = 2 * state if rows == 1 else state  # one row writes it, too
+            flops = 7 * rows * state / 4  # k^T S, decay S + k delta^T, q^T S
             if committed:
                 nbytes += 2 * state
                 flops += 3 * committed * state / 4
-        return Cost(nbytes=nbytes, flops=flops)
+            out["delta"] = Cost(nbytes=nbytes, flops=flops)
+        return out
 
     def clear(self, keep: int = 0) -> None:
         """Forget every position from `keep` on, 0 or the depth of `fill` for a recurrent model."""
@@ -122,6 +140,7 @@ class Rig:
         times = []
         for _ in range(repeats):
             self.clear(depth)
+            wait(self.ops.device)
             began = time.perf_counter()
             self._forward(Proposal.chain(tokens))
             wait(self.ops.device)
@@ -138,6 +157,7 @@ class Rig:
         steps, commits = [], []
         for _ in range(repeats):
             self.clear(depth)
+            wait(self.ops.device)
             began = time.perf_counter()
             self._forward(tree)
             wait(self.ops.device)
@@ -147,6 +167,14 @@ class Rig:
             steps.append(stepped - began)
             commits.append(time.perf_counter() - stepped)
         return steps, commits
+
+    def repeater(self, rows: int, depth: int, *, tree: bool = False) -> Callable[[], object]:
+        """What repeats an exact step of `rows`, a chain or `branching`, on the device alone."""
+        self.clear(depth)
+        tokens = pattern(rows, depth, self.vocab_size)
+        nodes = branching(tokens) if tree else Proposal.chain(tokens)
+        work = self._work(self._sequence(nodes.tokens), Phase.DECODE, rows, nodes)
+        return self.engine.graphs.repeater([work])
 
     def prefill(self, count: int) -> float:
         """Seconds from a prompt of `count` tokens to the first token, through the engine."""

@@ -1,28 +1,22 @@
 """make_model: a model file of given dimensions with random weights, to measure sizes nobody has at hand.
 
-Every block of a matrix is drawn from a small bank of properly packed random blocks, so that a file of any
-size is made at the speed of the disk. One tensor is in memory at a time.
+Every matrix is put together from stretches of a bank of properly packed random blocks, so that a file of
+any size is made at the speed of the disk. One tensor is in memory at a time.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pydflash.checkpoint.files import TensorInfo
-from pydflash.checkpoint.writer import Int32s, TensorSource, write_gguf
+from pydflash.bench.chance import Chance, Shape
+from pydflash.checkpoint.writer import Int32s, write_gguf
 from pydflash.errors import ConfigError
-from pydflash.quant.encode import encode
-from pydflash.quant.formats import FORMATS, QuantFormat
+from pydflash.quant.formats import FORMATS
 from pydflash.quant.mix import Mix, MixType, mix_type
-from pydflash.quant.tensor import QuantTensor
 
-Shape = tuple[int, ...]
 BUILT_IN = Path(__file__).with_name("dimensions")
-_BANK = 4096  # different blocks of a matrix
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -57,9 +51,9 @@ def make_model(dimensions: Dimensions, dest: Path, *, type: str, seed: int = 0) 
     shapes = tensor_shapes(dimensions)
     kind = mix_type(type)
     mix = Mix(kind, shapes)
-    draw = torch.Generator().manual_seed(seed)
+    chance = Chance(seed)
     sources = [
-        _source(name, shape, mix.format_of(name, shape, FORMATS["F32"]), draw)
+        chance.source(name, shape, mix.format_of(name, shape, FORMATS["F32"]))
         for name, shape in shapes.items()
     ]
     return write_gguf(dest, meta=_metadata(dimensions, kind), tensors=sources)
@@ -154,43 +148,6 @@ def _experts(m: Mapping[str, Any]) -> dict[str, Shape]:
             "ffn_down_shexp.weight": (hidden, shared),
         }
     return shapes
-
-
-def _source(name: str, shape: Shape, format: QuantFormat, draw: torch.Generator) -> TensorSource:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    nbytes = rows * format.row_bytes(shape[-1])
-    info = TensorInfo(name=name, shape=shape, format=format, nbytes=nbytes, file=0, offset=0)
-    return info, _maker(name, shape, format, nbytes, draw)
-
-
-def _maker(
-    name: str, shape: Shape, format: QuantFormat, nbytes: int, draw: torch.Generator
-) -> Callable[[], QuantTensor]:
-    def make() -> QuantTensor:
-        count = nbytes // format.block_bytes
-        if len(shape) == 1 or "conv1d" in name:
-            values = _small(name, shape, draw)
-            data = values.view(torch.uint8).view(*shape[:-1], -1)
-            return QuantTensor(name=name, data=data, format=format, shape=shape)
-        bank = torch.randn(min(count, _BANK), format.block, generator=draw) * shape[-1] ** -0.5
-        packed = encode(bank, format)
-        chosen = torch.randint(len(packed), (count,), generator=draw, dtype=torch.int32)
-        data = packed.index_select(0, chosen).view(*shape[:-1], format.row_bytes(shape[-1]))
-        return QuantTensor(name=name, data=data, format=format, shape=shape)
-
-    return make
-
-
-def _small(name: str, shape: Shape, draw: torch.Generator) -> torch.Tensor:
-    """Values that keep activations near 1: norms about 1, decays between forgetting and remembering."""
-    noise = torch.randn(shape, generator=draw)
-    if name.endswith("ssm_a"):
-        return -torch.rand(shape, generator=draw) * 2 - 0.01
-    if "norm" in name:
-        return 1 + noise / 10
-    return noise / 2
 
 
 def _metadata(d: Dimensions, kind: MixType) -> dict[str, object]:

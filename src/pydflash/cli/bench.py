@@ -1,6 +1,7 @@
 """`pydflash bench`: what a step costs, and how fast prompts are read and answers written.
 
-The verb `suite` has a file of its own, and so have those that ask a server (`served.py`).
+The verb `suite` has a file of its own, and so have those of a device (`bench_gpu.py`) and those that ask a
+server (`served.py`).
 """
 
 from contextlib import nullcontext
@@ -33,6 +34,16 @@ app.command(
     "pydflash.cli.suite:suite",
     name="suite",
     help="Answer the same prompts plainly and with drafts, in turn.",
+)
+app.command(
+    "pydflash.cli.bench_gpu:gpu",
+    name="gpu",
+    help="Measure every figure of a device on one loaded model.",
+)
+app.command(
+    "pydflash.cli.bench_gpu:make_drafter",
+    name="make-drafter",
+    help="Write a drafter of the published shape with random weights.",
 )
 app.command(
     "pydflash.cli.served:load",

@@ -110,6 +110,16 @@ class GraphPool:
         graph = None if bucket is None else self._graph(bucket)
         return self._eager(cols) if graph is None else self._repeat(graph, cols)
 
+    def repeater(self, work: Many[RowWork]) -> Callable[[], object]:
+        """What repeats this step on the device alone, nothing gathered or copied again. For measuring."""
+        cols = batches.gather(work)
+        bucket = self.bucket(cols)
+        graph = None if bucket is None else self._graph(bucket)
+        if graph is None:
+            return lambda: self._eager(cols)
+        self._repeat(graph, cols)
+        return graph.replay
+
     def bucket(self, cols: Columns) -> Bucket | None:
         """The captured forward that a step takes; None: it runs eagerly."""
         if not self.captures or not cols.wants_all:

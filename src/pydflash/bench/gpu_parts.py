@@ -1,0 +1,157 @@
+"""Parts of the GPU bench that need no drafter. Each returns its figures for the JSON and says them."""
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+from pydflash.bench.gpu_subject import SETTLE, Subject, ms
+from pydflash.bench.report import Samples
+
+ROWS = (24, 2, 4, 8, 16, 32, 64)
+DEEP = 16384
+PREFILL = 2048
+DECODE = 64  # steps
+TOGETHER = 8
+
+Figures = dict[str, Any]
+
+
+def step(subject: Subject) -> Figures:
+    """One token after few and after many positions."""
+    out: Figures = {}
+    for depth in dict.fromkeys((subject.depth, min(DEEP, (subject.rig.ctx - 1) // 32 * 32))):
+        subject.rig.fill(depth)
+        out[f"depth {depth}"] = _step(subject, 1, depth)
+    return out
+
+
+def verify(subject: Subject) -> Figures:
+    """Branching trees of several sizes, and their commits."""
+    rig, depth, out = subject.rig, subject.depth, {}
+    rig.fill(depth)
+    for rows in ROWS:
+        rig.tree_step(rows, depth, SETTLE)
+        steps, commits = rig.tree_step(rows, depth, subject.repeats)
+        whole = Samples(tuple(a + b for a, b in zip(steps, commits, strict=True)))
+        busy = subject.watch.busy(rig.repeater(rows, depth, tree=True), subject.repeats)
+        rig.clear(depth)
+        floor = _floor(subject, rows, depth)
+        out[f"{rows} rows"] = {
+            "whole": whole.to_json(),
+            "step": Samples(tuple(steps)).to_json(),
+            "commit": Samples(tuple(commits)).to_json(),
+            "step_device": busy.to_json(),
+            "floor_s": floor,
+        }
+        subject.say(
+            f"tree of {rows} rows: {ms(whole.median)} with its commit ({ms(median(commits))}), "
+            f"step on the device {ms(busy.median)}, floor {ms(floor)}"
+        )
+    return out
+
+
+def prefill(subject: Subject) -> Figures:
+    """A prompt, from nothing to its first token."""
+    count = min(PREFILL, (subject.rig.ctx - 2) // 32 * 32)
+    times = []
+    for i in range(4):
+        with subject.session(count, 2) as session:
+            began = time.perf_counter()
+            session.read()
+            if i:
+                times.append(time.perf_counter() - began)
+    samples = Samples(tuple(times))
+    subject.say(
+        f"prefill of {count} tokens by {subject.rig.chunk}: {count / samples.median:.0f} tok/s "
+        f"({ms(samples.median)})"
+    )
+    return {
+        "tokens": count,
+        "chunk": subject.rig.chunk,
+        "tok_s": count / samples.median,
+        **samples.to_json(),
+    }
+
+
+def decode(subject: Subject) -> Figures:
+    """One answer through the engine, without drafts."""
+    found = _together(subject, 1)
+    subject.say(f"decode: {found['tok_s']:.1f} tok/s, a step {ms(found['step']['median_s'])}")
+    return found
+
+
+def eight(subject: Subject) -> Figures:
+    """Eight answers together, over one alone of the same engine."""
+    one, all_ = _together(subject, 1), _together(subject, TOGETHER)
+    out = {"one": one, "together": all_, "sequences": TOGETHER}
+    out["ratio"] = all_["tok_s"] / one["tok_s"]
+    subject.say(
+        f"{TOGETHER} sequences: {all_['tok_s']:.1f} tok/s of all, {out['ratio']:.2f} x one "
+        f"({one['tok_s']:.1f}); a step {ms(all_['step']['median_s'])}"
+    )
+    return out
+
+
+def memory(subject: Subject) -> Figures:
+    """The most that was held, beside the plan."""
+    plan, device = subject.rig.plan, subject.rig.ops.device
+    parts = ("weights", "kv", "recurrent", "drafter", "rings", "graphs", "rope", "tape")
+    out: Figures = {name: getattr(plan, name) for name in (*parts, "activations", "logits")}
+    out |= {"planned": plan.lasting + plan.step, "max_ctx": plan.max_ctx}
+    if device.type != "cuda":
+        subject.say(f"planned {_gib(out['planned'])}; memory in use is told on a GPU only")
+        return out
+    free, total = torch.cuda.mem_get_info(device)
+    used, reserved = total - free, torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_reserved(device)
+    out |= {
+        "torch_reserved": reserved,
+        "torch_peak_reserved": peak,
+        "torch_peak_allocated": torch.cuda.max_memory_allocated(device),
+        "device_used": used,
+        "device_used_before_load": subject.used_before,
+        "peak": used - reserved + peak,
+    }
+    subject.say(
+        f"memory: peak {_gib(out['peak'])} of the whole device with everything on it (torch "
+        f"{_gib(peak)}, allocated {_gib(out['torch_peak_allocated'])}; {_gib(subject.used_before)} were "
+        f"taken before the load); planned {_gib(out['planned'])}: weights {_gib(plan.weights)}, "
+        f"kv {_gib(plan.kv)}, recurrent {_gib(plan.recurrent)}, drafter {_gib(plan.drafter)}"
+    )
+    return out
+
+
+def _step(subject: Subject, rows: int, depth: int) -> Figures:
+    rig = subject.rig
+    rig.step(rows, depth, SETTLE)
+    wall = Samples(tuple(rig.step(rows, depth, subject.repeats)))
+    busy = subject.watch.busy(rig.repeater(rows, depth), subject.repeats)
+    rig.clear(depth)
+    floor = _floor(subject, rows, depth)
+    subject.say(
+        f"step of {rows} after {depth}: {ms(wall.median)}, on the device {ms(busy.median)}, "
+        f"floor {ms(floor)} ({busy.median / floor:.2f} x)"
+    )
+    return {"wall": wall.to_json(), "device": busy.to_json(), "floor_s": floor}
+
+
+def _floor(subject: Subject, rows: int, depth: int) -> float:
+    cost = subject.rig.cost(rows, depth)
+    return subject.floors.floor(cost.nbytes, cost.flops)
+
+
+def _together(subject: Subject, sequences: int) -> Figures:
+    rig = subject.rig
+    depth = subject.depth
+    steps = min(DECODE, rig.ctx - depth - SETTLE - 4)
+    with subject.session(depth, steps + SETTLE + 4, sequences=sequences) as session:
+        session.read()
+        session.steps(SETTLE)
+        times, tokens = session.steps(steps)
+    return {"tok_s": tokens / sum(times), "tokens": tokens, "step": Samples(tuple(times)).to_json()}
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"

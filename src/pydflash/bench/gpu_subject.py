@@ -1,0 +1,72 @@
+"""Subject: what the parts of the GPU bench share: the loaded model, clocks, ceilings, and where to speak."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pydflash.bench.ceilings import Ceilings
+from pydflash.bench.harness import Rig
+from pydflash.bench.llama_cpp import pattern
+from pydflash.bench.session import Session
+from pydflash.bench.stopwatch import Stopwatch
+from pydflash.config import EngineConfig
+from pydflash.spec.speculator import Speculator
+
+CHUNK = 2048  # prompt tokens of a step, where the user does not say
+BUDGET = 22  # drafted nodes of a round, where the user does not say
+DEPTH = 512  # positions stored beforehand, as far as the context allows
+SETTLE = 3  # steps before any that counts: they capture and compile
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """A loaded model under measurement."""
+
+    rig: Rig
+    floors: Ceilings
+    say: Callable[[str], None]
+    repeats: int = 20
+    used_before: int = 0  # bytes of the device taken before the load
+
+    @property
+    def watch(self) -> Stopwatch:
+        return Stopwatch(self.rig.ops.device)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the steps: half of a small context."""
+        return min(DEPTH, self.rig.ctx // 4 // 32 * 32)
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """The proposer, if a drafter network drafts."""
+        proposer = self.rig.engine.proposer
+        drafts = isinstance(proposer, Speculator) and bool(proposer.taps)
+        return proposer if isinstance(proposer, Speculator) and drafts else None
+
+    def session(
+        self, tokens: int, count: int, *, sequences: int = 1, speculate: bool = False
+    ) -> Session:
+        """Answers to prompts of `tokens`, each its own."""
+        self.rig.clear()  # the engine may need every page
+        prompts = [pattern(tokens, 10007 * i, self.rig.vocab_size) for i in range(sequences)]
+        return Session(self.rig.engine, prompts, count, speculate=speculate)
+
+
+def configured(config: EngineConfig) -> EngineConfig:
+    """The user's options with this bench's own defaults: prompts are read whole, every time anew."""
+    step, spec = config.step, config.spec
+    has_drafter = spec.draft not in ("auto", "lookup", "none") and not spec.no_speculation
+    return replace(
+        config,
+        step=replace(step, prefill_chunk=step.prefill_chunk or CHUNK),
+        state=replace(config.state, prefix_cache="off"),
+        spec=replace(
+            spec,
+            no_speculation=not has_drafter,
+            ddtree_budget=spec.ddtree_budget or (BUDGET if has_drafter else 0),
+        ),
+    )
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms"
