@@ -16,18 +16,19 @@ _SIDE = {"cuda": 8192, "cpu": 256}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCeilings:
-    """Bytes a second (a copy both reads and writes its bytes), and F16 operations a second."""
+    """Bytes a second (a copy both reads and writes its bytes), and operations a second: F16 ones on a GPU,
+    F32 ones on a CPU, which has no fast F16."""
 
     copy_bytes_s: float
     read_bytes_s: float
-    f16_flops_s: float
+    flops_s: float
 
     @property
     def floors(self) -> Ceilings:
         """What bounds a step: the better of both ways to move bytes."""
         return Ceilings(
             read_bytes_s=max(self.copy_bytes_s, self.read_bytes_s),
-            flops_s=self.f16_flops_s,
+            flops_s=self.flops_s,
             threads=1,
         )
 
@@ -42,7 +43,7 @@ def measure_device(device: torch.device, *, tries: int = 20) -> DeviceCeilings:
     found = DeviceCeilings(
         copy_bytes_s=2 * nbytes / copy_s,
         read_bytes_s=nbytes / read_s,
-        f16_flops_s=2.0 * side**3 / _product(device, tries),
+        flops_s=2.0 * side**3 / _product(device, tries),
     )
     trim(device)
     return found
@@ -59,6 +60,7 @@ def _moves(device: torch.device, tries: int) -> tuple[float, float]:
 def _product(device: torch.device, tries: int) -> float:
     """Seconds of a square product."""
     side = _SIDE[device.type]
-    a, b = (torch.randn(side, side, device=device).half() for _ in range(2))
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     return Stopwatch(device).busy(lambda: torch.mm(a, b, out=out), tries).best

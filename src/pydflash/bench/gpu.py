@@ -122,7 +122,7 @@ def _ceilings(device: torch.device, say: Say, body: dict[str, Any]) -> Ceilings:
         torch.cuda.reset_peak_memory_stats(device)
     say(
         f"copy {found.copy_bytes_s / 1e9:.0f} GB/s, read {found.read_bytes_s / 1e9:.0f} GB/s, "
-        f"f16 products {found.f16_flops_s / 1e12:.1f} Tflop/s"
+        f"dense products {found.flops_s / 1e12:.1f} Tflop/s"
     )
     body["ceilings"] = found.to_json()
     return found.floors

@@ -52,7 +52,7 @@ def figures(body: Body) -> list[tuple[str, str]]:
     if found := _found(body, "ceilings"):
         out.append(("copy rate", f"{found['copy_bytes_s'] / 1e9:.0f} GB/s"))
         out.append(("read rate", f"{found['read_bytes_s'] / 1e9:.0f} GB/s"))
-        out.append(("f16 products", f"{found['f16_flops_s'] / 1e12:.1f} Tflop/s"))
+        out.append(("dense products", f"{found['flops_s'] / 1e12:.1f} Tflop/s"))
     for depth, one in _found(body, "step").items():
         wall, device = one["wall"]["median_s"], one["device"]["median_s"]
         told = f"{_ms(wall)} (on the device {_ms(device)}, floor {_ms(one['floor_s'])})"
