@@ -129,7 +129,7 @@ def test_what_is_not_known_is_not_forced() -> None:
 
 def test_forced_lengths_have_the_mean() -> None:
     class Deep(PlainProposer):
-        def propose(self, rows: Any) -> list[Proposal]:
+        def propose(self, rows: Any, room: int) -> list[Proposal]:
             return [Proposal.chain([row.tokens[-1], *range(100, 115)]) for row in rows]
 
     known = list(range(2000))
@@ -137,7 +137,7 @@ def test_forced_lengths_have_the_mean() -> None:
     tokens, rounds = [0, 0, 0, 0, known[0]], 0
     lengths = set()
     while len(tokens) < 1500:
-        (made,) = forced.propose([DraftRow(tokens=tokens)])
+        (made,) = forced.propose([DraftRow(tokens=tokens)], 64)
         after = known[len(tokens) - 4 :]
         length = accepted(made, after) + 1
         lengths.add(length)

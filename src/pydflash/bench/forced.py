@@ -30,11 +30,9 @@ class Forced:
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        return [
-            self._forced(row, made)
-            for row, made in zip(rows, self.inner.propose(rows), strict=True)
-        ]
+    def propose(self, rows: Sequence[DraftRow], room: int) -> list[Proposal]:
+        made = self.inner.propose(rows, room)
+        return [self._forced(row, one) for row, one in zip(rows, made, strict=True)]
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
