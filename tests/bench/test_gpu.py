@@ -129,7 +129,7 @@ def test_what_is_not_known_is_not_forced() -> None:
 
 def test_forced_lengths_have_the_mean() -> None:
     class Deep(PlainProposer):
-        def propose(self, rows: Any, room: int) -> list[Proposal]:
+        def propose(self, rows: Any, beside: int = 0) -> list[Proposal]:
             return [Proposal.chain([row.tokens[-1], *range(100, 115)]) for row in rows]
 
     known = list(range(2000))

@@ -30,8 +30,8 @@ class Forced:
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
-    def propose(self, rows: Sequence[DraftRow], room: int) -> list[Proposal]:
-        made = self.inner.propose(rows, room)
+    def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
+        made = self.inner.propose(rows, beside)
         return [self._forced(row, one) for row, one in zip(rows, made, strict=True)]
 
     def settle(

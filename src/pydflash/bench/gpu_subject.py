@@ -53,7 +53,8 @@ class Subject:
 
 
 def configured(config: EngineConfig) -> EngineConfig:
-    """The user's options with this bench's own defaults: prompts are read whole, every time anew."""
+    """The user's options with this bench's own defaults: prompts are read whole, every time anew, and trees
+    have a path through every slot, which a drafter that knows nothing would not give them."""
     step, spec = config.step, config.spec
     has_drafter = spec.draft not in ("auto", "lookup", "none") and not spec.no_speculation
     return replace(
@@ -63,6 +64,7 @@ def configured(config: EngineConfig) -> EngineConfig:
         spec=replace(
             spec,
             no_speculation=not has_drafter,
+            ddtree_chain_seed=has_drafter,
             ddtree_budget=spec.ddtree_budget or (BUDGET if has_drafter else 0),
         ),
     )
