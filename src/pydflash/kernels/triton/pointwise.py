@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from pydflash.errors import UnsupportedError
-from pydflash.kernels.triton.support import EARLY, EARLY_LAUNCH, gdc_launch_dependents, gdc_wait
 
 Tensor = torch.Tensor
 
@@ -23,13 +22,8 @@ def saturated(x):
 
 
 @triton.jit
-def norm_kernel(
-    x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
     """out f16 [T, width] = x / rms(x) * weight; a program a row."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i_t * E + o, mask=o < E, other=0.0)
@@ -39,11 +33,8 @@ def norm_kernel(
 
 
 @triton.jit
-def half_kernel(x_ptr, out_ptr, x_stride, K, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def half_kernel(x_ptr, out_ptr, x_stride, K, width, BLOCK: tl.constexpr):
     """out f16 [T, width] = x f32 [T, K]. Grid (T, blocks of width)."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i_t * x_stride + o, mask=o < K, other=0.0)
@@ -67,12 +58,9 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
 def finish_kernel(
     parts_ptr, counts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
     SLOTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+
 ):  # fmt: skip
     """out f32 [T, N] = residual + bias + the partial sums. Grid (T, blocks of N)."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < N
@@ -89,12 +77,9 @@ def finish_kernel(
 def gated_kernel(
     parts_ptr, counts_ptr, bias_ptr, out_ptr, tokens, F, width,
     SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [T, width] = act(gate) * up of partial sums [slots, T, 2F]. Grid (T, blocks of width)."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < F
@@ -131,9 +116,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:
         width,
         eps,
         BLOCK=block,
-        EARLY=EARLY,
         num_warps=_warps(block),
-        **EARLY_LAUNCH,
     )
     return out
 
@@ -142,9 +125,7 @@ def half(x: Tensor, width: int) -> Tensor:
     """x f32 [T, K] -> f16 [T, width], zeros beyond K. Rows of x may lie apart."""
     T, K = x.shape
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
-    half_kernel[(T, triton.cdiv(width, 1024))](
-        x, out, x.stride(0), K, width, BLOCK=1024, EARLY=EARLY, **EARLY_LAUNCH
-    )
+    half_kernel[(T, triton.cdiv(width, 1024))](x, out, x.stride(0), K, width, BLOCK=1024)
     return out
 
 
@@ -175,9 +156,7 @@ def finish(
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         BLOCK=512,
-        EARLY=EARLY,
         num_warps=4,
-        **EARLY_LAUNCH,
     )
     return out
 
@@ -205,9 +184,7 @@ def gated(
         ACT=_ACTS[act],
         HALF=width is not None,
         BLOCK=512,
-        EARLY=EARLY,
         num_warps=4,
-        **EARLY_LAUNCH,
     )
     return out
 

@@ -15,13 +15,7 @@ import triton.language as tl
 
 from pydflash.kernels.triton import decode
 from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
-from pydflash.kernels.triton.support import (
-    EARLY,
-    EARLY_LAUNCH,
-    gdc_launch_dependents,
-    gdc_wait,
-    interpreting,
-)
+from pydflash.kernels.triton.support import interpreting
 from pydflash.kernels.triton.weights import Packed
 
 Tensor = torch.Tensor
@@ -169,32 +163,13 @@ def _tile(
     return acc
 
 
-@triton.jit
-def _fetch_ahead(words_ptr, row0, tiles, units, first, WORDS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Bring the first 16 KiB of each tile's words from `first` on to the L2 cache."""
-    o_line = tl.arange(0, 128)
-    size: tl.constexpr = 1024 // words_ptr.dtype.element_ty.primitive_bitwidth  # of 128 bytes
-    for part in tl.static_range(BLOCK_N // 64):
-        tile = tl.minimum(row0 // 64 + part, tiles - 1).to(tl.int64)
-        last = (units - first) * (WORDS // size) - 1
-        line = words_ptr + (tile * units + first) * WORDS + tl.minimum(o_line, last) * size
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [line.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def product_kernel(
     x_ptr, out_ptr, row_scale_ptr, x_stride, tokens, rows, units, work,
     words0_ptr, high0_ptr, scales0_ptr, tiles0, rows0,
     words1_ptr, high1_ptr, scales1_ptr, tiles1, rows1,
     KIND0: tl.constexpr, KIND1: tl.constexpr, CUT_N: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """out f32 [slots, T, N] = partial sums of W x. Grid (parts of a block, ranges, blocks of T): programs
     do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times units of K."""
@@ -203,19 +178,6 @@ def product_kernel(
     t_mask = o_t < tokens
     blocks0 = tl.cdiv(tiles0 * 64, CUT_N)
     at = i_g * work // ranges
-    if EARLY:
-        # The kernel before this one may still run: weights do not depend on it, all else does.
-        block = at // units
-        if block < blocks0:
-            words: tl.constexpr = _words_of(KIND0)
-            row0 = block * CUT_N + i_p * BLOCK_N
-            _fetch_ahead(words0_ptr, row0, tiles0, units, at % units, words, BLOCK_N)
-        elif KIND1 != 0:
-            words: tl.constexpr = _words_of(KIND1)
-            row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
-            _fetch_ahead(words1_ptr, row0, tiles1, units, at % units, words, BLOCK_N)
-        gdc_launch_dependents()
-        gdc_wait()
     end = (i_g + 1) * work // ranges
     while at < end:
         block = at // units
@@ -284,7 +246,7 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
     out = torch.empty(packed.slots, T, rows, dtype=torch.float32, device=x.device)
     block_t = 8 if T <= 8 else 16 if T <= 16 else 32 if T <= 32 else 64
     form = form or form_of(packed, block_t)
-    extra = dict(EARLY_LAUNCH)
+    extra: dict[str, object] = {}
     if form.registers is not None and uses_assembly():
         extra["maxnreg"] = form.registers
     for pieces, ranges, work in packed.launches:
@@ -316,7 +278,6 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
             BLOCK_T=block_t,
             STAGES=form.stages,
             ASM=uses_assembly(),
-            EARLY=EARLY,
             num_warps=form.warps,
             **extra,
         )
