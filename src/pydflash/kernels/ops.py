@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from pydflash.errors import UnsupportedError
+from pydflash.quant.formats import QuantFormat
 from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
@@ -335,6 +336,10 @@ class Missing:
         )
 
 
+def _as_stored(form: QuantFormat, rows: int, cols: int) -> int:
+    return rows * form.row_bytes(cols)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """The ops of one device. Activations are f32 [T, ...] contiguous; outputs are new tensors unless said.
@@ -411,7 +416,9 @@ class OpTable:
     delta_commit_all: Callable[[Sequence[Recurrent], Paths], None] | None = None
     moe: Callable[[Tensor, Tensor, float, MoeArgs, tuple[Span, ...]], Tensor] = Missing("moe")
     scales: bool = False  # True: products honour Weight.scale
-    panel_rows: int = 1  # a prepared matrix holds its rows in panels of so many
+    held_bytes: Callable[[QuantFormat, int, int], int] = (
+        _as_stored  # of a prepared matrix, by rows, cols
+    )
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")

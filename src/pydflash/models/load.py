@@ -75,8 +75,7 @@ def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Foo
             weights += 4 * elements
             continue
         *stacked, rows, cols = info.shape
-        panels = -(-rows // ops.panel_rows)
-        weights += prod(stacked) * panels * ops.panel_rows * info.format.row_bytes(cols)
+        weights += prod(stacked) * ops.held_bytes(info.format, rows, cols)
         if info.name != "token_embd.weight" or tied:
             decoded += 4 * elements
     return Footprint(

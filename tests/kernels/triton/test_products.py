@@ -9,6 +9,7 @@ from pydflash.kernels.ref.quant import dequantize
 from pydflash.kernels.triton import pointwise, prefill, products
 from pydflash.kernels.triton.embed import embed
 from pydflash.kernels.triton.layers import linear, linear_add, norm_gated, norm_linear
+from pydflash.kernels.triton.pack import held_bytes
 from pydflash.kernels.triton.products import Form
 from pydflash.kernels.triton.weights import packed_of, prepare
 from pydflash.quant.encode import encode
@@ -110,6 +111,12 @@ def test_embeddings(device: torch.device) -> None:
     for name in (*SUPER, *PLAIN):
         weight, values = made(device, [name], 256, 70)
         assert error(embed(weight, tokens), values[tokens.long()]) < BOUND
+
+
+def test_the_memory_plan_counts_what_is_held(device: torch.device) -> None:
+    for name in (*SUPER, *PLAIN):
+        weight, _ = made(device, [name], 512, 70)
+        assert weight.nbytes == held_bytes(FORMATS[name], 70, 512)
 
 
 def test_scales_beyond_f16_survive(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from pydflash.kernels.cpu.layers import Layers
 from pydflash.kernels.cpu.moe import Moe
 from pydflash.kernels.cpu.products import Products
 from pydflash.kernels.cpu.top import top
-from pydflash.kernels.cpu.weights import FORMATS, LANES
+from pydflash.kernels.cpu.weights import FORMATS, held_bytes
 from pydflash.kernels.ops import OpTable
 
 
@@ -54,7 +54,7 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         delta_commit=delta.commit,
         moe=Moe(library, threads),
         scales=True,
-        panel_rows=LANES,
+        held_bytes=held_bytes,
         store_kv=attention.store_kv,
         top=lambda logits, k: top(library, threads, logits, k),
     )

@@ -9,6 +9,7 @@ import torch
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.cpu.records import Segment, WeightRecord
 from pydflash.kernels.ops import Weight
+from pydflash.quant.formats import QuantFormat
 from pydflash.quant.tensor import QuantTensor, ShapeError
 
 FORMATS = (
@@ -31,6 +32,11 @@ FORMATS = (
 """Formats in the order of `enum Format` in src/layout.h."""
 
 LANES = 16
+
+
+def held_bytes(form: QuantFormat, rows: int, cols: int) -> int:
+    """Of a matrix in panels."""
+    return -(-rows // LANES) * LANES * form.row_bytes(cols)
 
 
 class Packed:

@@ -13,7 +13,7 @@ from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
 from pydflash.kernels.triton.moe import moe
-from pydflash.kernels.triton.pack import FORMATS
+from pydflash.kernels.triton.pack import FORMATS, held_bytes
 from pydflash.kernels.triton.rope_store import store_kv
 from pydflash.kernels.triton.shortlist import shortlist
 from pydflash.kernels.triton.slots import copy_slots
@@ -43,6 +43,7 @@ def build_ops(device: torch.device) -> OpTable:
         dense_layer=layers.dense_layer,
         copy_slots=copy_slots,
         formats=FORMATS,
+        held_bytes=held_bytes,
         delta=delta,
         delta_layer=layers.delta_layer,
         delta_commit=delta_commit,

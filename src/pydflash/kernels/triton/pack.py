@@ -25,6 +25,7 @@ from pydflash.kernels.ref.quant_bits import bits, fields, half, words16
 from pydflash.kernels.ref.quant_plain import NONLINEAR4, nibbles
 from pydflash.kernels.ref.quant_super import six_bit_pairs
 from pydflash.kernels.triton.decode import BYTE, F16, FIVE, NIBBLE, NIBBLE_FINE, SIX
+from pydflash.quant.formats import QuantFormat
 from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
@@ -71,6 +72,15 @@ def pack(tensor: QuantTensor) -> Planes:
     return Planes(
         kind=kind, rows=len(rows), words=words, high=high, scales=scales, row_scale=row_scale
     )
+
+
+def held_bytes(form: QuantFormat, rows: int, cols: int) -> int:
+    """Of a matrix's planes."""
+    kind = _CODES[form.name][0] if form.name in _CODES else F16
+    words = 16384 if kind == F16 else 8192 if kind == BYTE else 4096
+    high = 2048 if kind in (FIVE, SIX) else 0
+    scales = {F16: 0, BYTE: 512, NIBBLE_FINE: 2048}.get(kind, 1024)
+    return -(-rows // TILE) * -(-cols // UNIT) * (words + high + scales) + 4 * rows
 
 
 _Codes = tuple[Tensor, Tensor, Tensor | None]
