@@ -145,7 +145,7 @@ class Engine:
         except torch.OutOfMemoryError:
             return [self._give_way(work)]
         paths = self._commit(work, walks)
-        contexts = self._feed(work, paths, ran)
+        contexts = self._fed(work, paths, ran)
         results = self._update(work, walks)
         spent = Spent(
             draft_s=drafted - begun,
@@ -258,6 +258,18 @@ class Engine:
             if w.row.phase is Phase.PREFILL:
                 self.states.offer(w.row.sequence)
         return paths
+
+    def _fed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
+        """`_feed`; without memory for it the step's sequences go on without a drafter's context."""
+        try:
+            return self._feed(work, paths, ran)
+        except torch.OutOfMemoryError:
+            trim(self.states.kv.ops.device)
+            for w in work:
+                if w.state.draft is not None:
+                    w.state.draft.close()
+                    w.state.draft = None
+            return []
 
     def _feed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """Give each drafter context the features of the positions just committed."""

@@ -136,7 +136,9 @@ class GraphPool:
         """Capture forwards before they are asked for, the widest first: later ones fit in its memory."""
         if not self.captures:
             return
-        for count in sorted(set(tokens) & set(self._tokens), reverse=True):
+        most = max(self._tokens)
+        widths = {min(n for n in self._tokens if n >= count) for count in tokens if count <= most}
+        for count in sorted(widths, reverse=True):
             self._graph(Bucket(count, rows, self._pages[0]))
 
     def _eager(self, cols: Columns) -> Ran:

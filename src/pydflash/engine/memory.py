@@ -17,12 +17,13 @@ from pydflash.state.kv import page_bytes
 
 RESERVE_BYTES = 256 << 20
 """Left for what is not the model's: torch, the tokenizer, Python, the buffers of libraries."""
-GPU_RESERVE_BYTES = 512 << 20
-"""Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks."""
+GPU_RESERVE_BYTES = 1 << 30
+"""Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks, a matrix decoded for a
+prompt (up to 512 MiB), and steps captured while serving."""
 
 CPU_CHUNK, GPU_CHUNK = 256, 1024
 """Prompt tokens of a step: a GPU is busy only with many."""
-PARTED = 256
+PARTED = 128
 """Positions of a context whose attention is a sum of its own on a GPU."""
 
 
@@ -131,7 +132,7 @@ def plan_memory(
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     graphs, reserve = 0, RESERVE_BYTES
     # Attention over a long context is done in parts at once on a GPU, and each leaves its sum.
-    parted = (min(exact, TOKENS[-1]) * footprint.query) if on_gpu else 0
+    parted = exact * footprint.query if on_gpu else 0
     if on_gpu:
         widths = [n for n in TOKENS if n < 2 * sequences * nodes]
         graphs = sum(widths) * footprint.logits + page + slot

@@ -37,7 +37,7 @@ def measure_steps(graphs: GraphPool, states: States, most: int) -> list[tuple[in
     Sweeps, so that one busy moment of the machine does not meet every try of a row count.
     """
     best: dict[int, float] = {}
-    graphs.capture([n for n in TOKENS if n <= most])
+    graphs.capture([*(n for n in TOKENS if n < most), most])
     counts = sorted({min(n, most) for n in (CAPTURED if graphs.captures else ROWS)})
     begun = time.perf_counter()
     _step(graphs, states, 1)  # finds cold caches

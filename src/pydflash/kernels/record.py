@@ -42,9 +42,11 @@ class GraphRecorder:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         # Once for real: kernels are compiled, tuned and loaded, which no capture can hold.
-        with torch.cuda.stream(self._stream):
-            work()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+        finally:  # what it had begun must not run beside the step that is then taken eagerly
+            current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         gc.freeze()  # torch collects garbage first: a second each time, over a large vocabulary
@@ -115,8 +117,8 @@ class Captures:
         device: torch.device,
         work: Callable[[list[Tensor]], list[Tensor]],
     ) -> "_Captured | None":
-        mine = [x.to(device, copy=True) for x in inputs]
         try:
+            mine = [x.to(device, copy=True) for x in inputs]
             replay, results = self._record(lambda: work(mine))
         except torch.OutOfMemoryError:
             return None

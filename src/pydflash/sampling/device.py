@@ -15,6 +15,7 @@ import torch
 
 from pydflash.errors import EngineError
 from pydflash.kernels.ops import OpTable
+from pydflash.kernels.upload import upload
 from pydflash.sampling import noise
 from pydflash.sampling.ask import Ask, Stretch
 from pydflash.sampling.dice import Dice, report, settle
@@ -144,11 +145,11 @@ class DeviceRows:
                 inverse[row] = _inverse(params)
                 noisy[row] = _is_pure(params)
         device = self._logits.device
-        knobs = torch.tensor([inverse, [float(n) for n in noisy]], dtype=torch.float32).T
-        signed = torch.from_numpy(np.array(keys, np.uint64).view(np.int64))
+        knobs = np.array([inverse, noisy], np.float32).T.copy()
+        signed = np.array(keys, np.uint64).view(np.int64)
         size = next((s for s in SIZES if s >= size), SIZES[-1])
         made = self._ops.shortlist(
-            self._logits, size, knobs.contiguous().to(device), signed.to(device)
+            self._logits, size, upload(knobs, device), upload(signed, device)
         )
         values, ids, marks, totals = (t.numpy() for t in _read(*made))
         return _Shortlist(values, ids, marks, totals, tuple(keys), tuple(inverse), tuple(noisy))

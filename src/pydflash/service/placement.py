@@ -26,7 +26,11 @@ def target_devices(runtime: RuntimeConfig) -> list[torch.device]:
         return [CPU]
     if asked == "auto":
         found = [] if ops in ("cpu", "ref") else [_device(g) for g in _roomiest(gpus())]
-        served = [d for d in found if _against(d) is None]
+        against = {d: _against(d) for d in found}
+        served = [d for d in found if against[d] is None]
+        if found and not served:
+            for device, reason in against.items():
+                log.warning("not on %s: %s", device, reason)
         return [*served[:1], CPU]
     kind, _, number = asked.partition(":")
     if kind not in ("cuda", "hip") or not (number or "0").isdecimal():

@@ -94,6 +94,8 @@ def test_bits_do_not_depend_on_company(
         assert torch.equal(summed(x[:count], weight), whole[:count])
     for form in (Form(64, 2, 4), Form(128, 3, 4), Form(64, 3, 2)):
         assert torch.equal(summed(x[:24], weight, form), whole[:24])
+    many = torch.cat((x, x, x[:30]))  # 110: more than one program's tokens
+    assert torch.equal(summed(many, weight)[80:], whole[:30])
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,27 @@ def test_prompts(device: torch.device, names: list[str], cols: int) -> None:
     x = inputs(device, 70, weight)
     got = prefill.product(x, packed_of(weight), weight.rows)[0]
     assert error(got, x[:, :cols].double() @ values.T) < BOUND
+
+
+def test_a_large_weight_is_decoded_in_pieces(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, values = made(device, ["Q8_0"], 128, 150)
+    x = inputs(device, 70, weight)
+    monkeypatch.setattr(prefill, "_MOST_DECODED", 64 * 2 * 128)
+    got = prefill.product(x, packed_of(weight), weight.rows)[0]
+    assert error(got, x.double() @ values.T) < BOUND
+
+
+def test_rows_near_nothing_stay_finite(device: torch.device) -> None:
+    values = torch.cat((torch.full((1, 32), 1e-39), torch.zeros(1, 32), torch.full((1, 32), 1e38)))
+    part = QuantTensor(
+        name="F32", data=values.view(torch.uint8), format=FORMATS["F32"], shape=(3, 32)
+    )
+    tokens = torch.arange(3, dtype=torch.int32, device=device)
+    got = embed(prepare([part], device, None), tokens).cpu()
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, values, rtol=1e-3, atol=1e-38)
 
 
 def test_embeddings(device: torch.device) -> None:

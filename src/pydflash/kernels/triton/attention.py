@@ -15,6 +15,7 @@ from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, RowKind, StepBatch
 from pydflash.kernels.triton.attention_prefill import attention_prefill
 from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
+from pydflash.kernels.triton.pointwise import stored
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
 
 Tensor = torch.Tensor
@@ -360,4 +361,4 @@ def combine_kernel(
         gate_ptr = qkv_ptr + i_t * qkv_stride + (2 * i_h + 1) * D
         b_out = b_out * tl.sigmoid(tl.load(gate_ptr + o_d, mask=m_d, other=0.0))
     out_ptr += (i_t * HEADS + i_h) * D
-    tl.store(out_ptr + o_d, b_out.to(out_ptr.dtype.element_ty), mask=m_d)
+    tl.store(out_ptr + o_d, stored(b_out, out_ptr), mask=m_d)

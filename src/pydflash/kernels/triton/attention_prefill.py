@@ -12,6 +12,7 @@ import triton.language as tl
 
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, StepBatch
 from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
+from pydflash.kernels.triton.pointwise import stored
 from pydflash.kernels.triton.rope_store import LOG2E
 
 Tensor = torch.Tensor
@@ -151,4 +152,4 @@ def attention_prefill_kernel(
     if GATED:
         gate_ptr = qkv_ptr + o_t[:, None] * qkv_stride + (2 * i_h + 1) * D + o_d[None, :]
         b_out = b_out * tl.sigmoid(tl.load(gate_ptr, mask=m_q, other=0.0))
-    tl.store(out_ptr + o_q, b_out.to(out_ptr.dtype.element_ty), mask=m_q)
+    tl.store(out_ptr + o_q, stored(b_out, out_ptr), mask=m_q)

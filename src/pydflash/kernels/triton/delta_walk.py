@@ -10,6 +10,7 @@ import triton.language as tl
 
 from pydflash.kernels.triton.delta_inputs import parent_of
 from pydflash.kernels.triton.delta_math import silu, update
+from pydflash.kernels.triton.pointwise import stored
 
 
 @triton.jit
@@ -166,4 +167,4 @@ def delta_norm_kernel(
     b_norm = tl.load(norm_ptr + o_v, mask=o_v < DV, other=0.0)
     b_scale = tl.rsqrt(tl.sum(b_x * b_x, 1) / DV + eps)
     b_y = b_x * b_scale[:, None] * b_norm[None, :] * silu(b_z)
-    tl.store(out_ptr + i_token * HV * DV + o_x, b_y.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + i_token * HV * DV + o_x, stored(b_y, out_ptr), mask=mask)

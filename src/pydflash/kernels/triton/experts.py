@@ -122,7 +122,7 @@ def stack(weights: Sequence[Weight], used: int) -> Stack:
     table = [[_apart(p[plane], planes[0][plane]) for p in planes] for plane in range(7)]
     tiles = sum(s.tiles for s in first.segments)
     wanted = max(1, min(-(-BUSY // (tiles * used)), first.units // 4))
-    per = -(-first.units // (2 * wanted)) * 2  # even: some kinds are packed by pairs of units
+    per = -(-first.units // (2 * wanted)) * 2
     splits = -(-first.units // per)
     rows = weights[0].rows
     device = first.row_scale.device

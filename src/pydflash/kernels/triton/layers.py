@@ -23,7 +23,7 @@ Spans = tuple[Span, ...]
 
 
 def parts_of(x: Tensor, w: Weight, span: Span) -> Tensor:
-    """Partial sums f32 [splits, n, N] of one span; x f16 [n, K padded]."""
+    """Partial sums f32 [slots, n, N] of one span; x f16 [n, K padded]."""
     few = span.kind is RowKind.EXACT or len(x) <= products.MOST_ROWS
     form = products.product if few else prefill.product
     return form(x, packed_of(w), w.rows)

@@ -1,7 +1,8 @@
 """Pack: a GGUF tensor's codes and scales into tiles of 64 rows that the product kernels stream.
 
-Value-preserving: the codes are the file's; the scales are its products rounded to f16 after a power of two
-for each tensor that keeps them away from f16's edges (undone per row by `row_scale`). A unit is 128 inputs:
+The codes are the file's, or the levels they stand for; the scales are its products, rounded to f16 after a
+power of two for each tensor that keeps them away from f16's edges (undone per row by `row_scale`). A unit is
+128 inputs:
 
 kind          words of a unit and tile     beside them                scales int32 (two f16 each)
 NIBBLE        int32 [64, 16]                                          [4, 64] (scale, minimum) by 32 inputs
@@ -16,7 +17,7 @@ SIX is, its codes moved to the middle of six bits: it costs a bit of memory and 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -152,20 +153,28 @@ def _gathered(fields: Tensor, width: int) -> Tensor:
 
 def _pack_halves(tensor: QuantTensor, units: int) -> Planes:
     """Anything else, as f16 with a power of two for each row (BF16 and F32 reach further than f16)."""
-    values = dequantize(tensor).view(-1, tensor.cols)
-    n = len(values)
-    tiles = -(-n // TILE)
-    largest = values.abs().amax(1)
-    exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0).float()
-    scaled = (values * torch.exp2(exponent)[:, None]).half()
-    scaled = _padded(scaled, tiles * TILE, units * UNIT).view(tiles, TILE, units, UNIT)
+    n, cols = tensor.data.numel() // tensor.data.shape[-1], tensor.cols
+    rows = tensor.data.reshape(n, -1)
+    step = max(TILE, _SLICE // cols // TILE * TILE)
+    words, row_scales = [], []
+    for i in range(0, n, step):
+        own = rows[i : i + step]
+        values = dequantize(replace(tensor, data=own, shape=(len(own), cols)))
+        largest = values.abs().amax(1)
+        exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0)
+        exponent = exponent.clamp(-126, 126).float()  # beyond, its power is no f32
+        tiles = -(-len(own) // TILE)
+        scaled = (values * torch.exp2(exponent)[:, None]).half()
+        scaled = _padded(scaled, tiles * TILE, units * UNIT).view(tiles, TILE, units, UNIT)
+        words.append(scaled.transpose(1, 2).contiguous())
+        row_scales.append(torch.exp2(-exponent))
     return Planes(
         kind=F16,
         rows=n,
-        words=scaled.transpose(1, 2).contiguous(),
+        words=torch.cat(words),
         high=None,
         scales=None,
-        row_scale=torch.exp2(-exponent),
+        row_scale=torch.cat(row_scales),
     )
 
 

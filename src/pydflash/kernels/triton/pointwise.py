@@ -22,6 +22,16 @@ def saturated(x):
 
 
 @triton.jit
+def stored(x, out_ptr):
+    """x f32 as `out_ptr` has it: f32, or f16 without infinities."""
+    if out_ptr.dtype.element_ty == tl.float16:
+        y = saturated(x)
+    else:
+        y = x.to(out_ptr.dtype.element_ty)
+    return y
+
+
+@triton.jit
 def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
     """out f16 [T, width] = x / rms(x) * weight; a program a row."""
     i_t = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,7 @@
 """Products of many tokens: the weight decoded once to f16, then a matrix product that reuses it.
 
 A prompt chunk of few tokens is cheaper as exact rows (`products`). K is summed in one order whatever the
-tile, so a token's bits depend neither on the chunk's length nor on its place in it.
+tile. Chunks lie on a fixed grid of positions, so that a prompt always meets the same ones.
 """
 
 import torch
@@ -133,7 +133,7 @@ def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
                 ASM=uses_assembly(),
             )
             row0 = segment.row0 + start
-            block_t, block_n = (128, 256) if T > 64 else (64, 128)
+            block_t, block_n = 128, 256
             grid = triton.cdiv(T, block_t) * triton.cdiv(count, block_n)
             matmul_kernel[(grid,)](
                 x,
@@ -148,7 +148,7 @@ def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
                 BLOCK_N=block_n,
                 BLOCK_K=64,
                 GROUP=8,
-                num_warps=8 if T > 64 else 4,
+                num_warps=8,
                 num_stages=3,
             )
     return out

@@ -1,4 +1,4 @@
-"""Products of exact rows: y[t] = W x[t], W streamed once however many rows there are.
+"""Products of exact rows: y[t] = W x[t], W streamed once for up to 64 of them.
 
 The work, blocks of weight rows times units of K, is one line cut into equal ranges, one for each program
 (Stream-K, Osama et al. 2023), so that no multiprocessor waits for another; weights are the left operand of
