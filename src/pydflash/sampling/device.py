@@ -15,7 +15,7 @@ import torch
 
 from pydflash.errors import EngineError
 from pydflash.kernels.ops import OpTable
-from pydflash.kernels.upload import upload
+from pydflash.kernels.upload import fetch, upload
 from pydflash.sampling import noise
 from pydflash.sampling.ask import Ask, Stretch
 from pydflash.sampling.dice import Dice, report, settle
@@ -80,7 +80,7 @@ class DeviceRows:
 
     def _greedy(self, row: int) -> tuple[int, None] | None:
         if self._best is None:
-            best, values, sound = _read(*self._ops.argmax(self._logits))
+            best, values, sound = fetch(self._ops.argmax(self._logits))
             self._best = best.tolist(), (sound & (values > -torch.inf)).tolist()
         tokens, able = self._best
         return (tokens[row], None) if able[row] else None
@@ -151,16 +151,8 @@ class DeviceRows:
         made = self._ops.shortlist(
             self._logits, size, upload(knobs, device), upload(signed, device)
         )
-        values, ids, marks, totals = (t.numpy() for t in _read(*made))
+        values, ids, marks, totals = fetch(made)
         return _Shortlist(values, ids, marks, totals, tuple(keys), tuple(inverse), tuple(noisy))
-
-
-def _read(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Copies in the host's memory: all on their way at once, then one wait."""
-    copies = tuple(t.to("cpu", non_blocking=True) for t in tensors)
-    if tensors[0].device.type == "cuda":
-        torch.cuda.current_stream(tensors[0].device).synchronize()
-    return copies
 
 
 def _is_plain(ask: Ask) -> bool:

@@ -16,6 +16,11 @@ FIVE = 5  # 5 bits in the place of 6, scale and minimum for 32 inputs
 SIX = 6  # 4 + 2 bits less 32, scale for 16 inputs
 BYTE = 8  # 8 bits less 128, scale for 32 inputs
 
+_FINE = tl.constexpr(NIBBLE_FINE)
+_FIVE = tl.constexpr(FIVE)
+_SIX = tl.constexpr(SIX)
+_BYTE = tl.constexpr(BYTE)
+
 
 @triton.jit
 def pair(words):
@@ -199,3 +204,62 @@ def octets(w, ASM: tl.constexpr):
         _whole((w >> 16) & 255, 128),
         _whole((w >> 24) & 255, 128),
     )
+
+
+@triton.jit
+def codes(w, h, KIND: tl.constexpr, ASM: tl.constexpr):
+    """A unit's eight pieces of codes f16 [n, 16], of the words [n, 16] at w and the further bits at h."""
+    if KIND == _BYTE:
+        v0, v1, v2, v3 = octets(tl.load(w), ASM)
+        v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
+    elif KIND == _SIX or KIND == _FIVE:
+        v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
+    else:
+        v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
+    return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.jit
+def scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
+    """Eight pieces of codes f16 [n, 16] times their scales. At s stand these, int32 [n] 64 apart."""
+    if KIND == _FINE:
+        a, b = pair(tl.load(s))
+        v0 = v0 * a - b
+        a, b = pair(tl.load(s + 64))
+        v1 = v1 * a - b
+        a, b = pair(tl.load(s + 128))
+        v2 = v2 * a - b
+        a, b = pair(tl.load(s + 192))
+        v3 = v3 * a - b
+        a, b = pair(tl.load(s + 256))
+        v4 = v4 * a - b
+        a, b = pair(tl.load(s + 320))
+        v5 = v5 * a - b
+        a, b = pair(tl.load(s + 384))
+        v6 = v6 * a - b
+        a, b = pair(tl.load(s + 448))
+        v7 = v7 * a - b
+    elif KIND == _BYTE:
+        a, b = pair(tl.load(s))
+        v0, v1, v2, v3 = v0 * a, v1 * a, v2 * b, v3 * b
+        a, b = pair(tl.load(s + 64))
+        v4, v5, v6, v7 = v4 * a, v5 * a, v6 * b, v7 * b
+    elif KIND == _SIX:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a, v1 * b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a, v3 * b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a, v5 * b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a, v7 * b
+    else:
+        a, b = pair(tl.load(s))
+        v0, v1 = v0 * a - b, v1 * a - b
+        a, b = pair(tl.load(s + 64))
+        v2, v3 = v2 * a - b, v3 * a - b
+        a, b = pair(tl.load(s + 128))
+        v4, v5 = v4 * a - b, v5 * a - b
+        a, b = pair(tl.load(s + 192))
+        v6, v7 = v6 * a - b, v7 * a - b
+    return v0, v1, v2, v3, v4, v5, v6, v7

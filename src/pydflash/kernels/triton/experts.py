@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.products import _store, _tile, uses_assembly
+from pydflash.kernels.triton.products import store_sums, tile_sums, uses_assembly
 from pydflash.kernels.triton.route import Blocks
 from pydflash.kernels.triton.weights import Packed, packed_of
 
@@ -70,12 +70,12 @@ def expert_kernel(
             if KIND0 != 16:
                 high = _at(high0_ptr, table_ptr, 1, X, expert)
                 scales = _at(scales0_ptr, table_ptr, 2, X, expert)
-            acc = _tile(
+            acc = tile_sums(
                 _at(words0_ptr, table_ptr, 0, X, expert), high, scales,
                 i_n * 64, tiles0, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND0, 64, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            _store(
+            store_sums(
                 acc, i_n * 64 + o_n, rows0, 0, out_ptr, row_scale, i_s, pairs, rows, pair, t_mask
             )
         elif KIND1 != 0:
@@ -85,12 +85,12 @@ def expert_kernel(
             if KIND1 != 16:
                 high = _at(high1_ptr, table_ptr, 4, X, expert)
                 scales = _at(scales1_ptr, table_ptr, 5, X, expert)
-            acc = _tile(
+            acc = tile_sums(
                 _at(words1_ptr, table_ptr, 3, X, expert), high, scales,
                 i_n * 64, tiles1, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND1, 64, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            _store(
+            store_sums(
                 acc,
                 i_n * 64 + o_n,
                 rows1,

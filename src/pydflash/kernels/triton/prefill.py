@@ -9,17 +9,14 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
+from pydflash.kernels.triton.decode import codes, scaled
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.weights import Packed
 
 Tensor = torch.Tensor
 
 _F16 = tl.constexpr(decode.F16)
-_NIBBLE = tl.constexpr(decode.NIBBLE)
 _FINE = tl.constexpr(decode.NIBBLE_FINE)
-_FIVE = tl.constexpr(decode.FIVE)
-_SIX = tl.constexpr(decode.SIX)
 _BYTE = tl.constexpr(decode.BYTE)
 
 _MOST_DECODED = 1 << 29
@@ -39,46 +36,23 @@ def decode_kernel(
     if KIND == _F16:
         k = tl.arange(0, 128)[None, :]
         tl.store(out + k, tl.load(words_ptr + block * 8192 + r[:, None] * 128 + k))
-    elif KIND == _BYTE:
-        for half in tl.static_range(2):
-            w = tl.load(words_ptr + block * 2048 + half * 1024 + r[:, None] * 16 + c)
-            v0, v1, v2, v3 = octets(w, ASM)
-            a, b = pair(tl.load(scales_ptr + block * 128 + half * 64 + r))
-            o = out + half * 64 + c
-            tl.store(o, v0 * a)
-            tl.store(o + 16, v1 * a)
-            tl.store(o + 32, v2 * b)
-            tl.store(o + 48, v3 * b)
     else:
-        at = block * 1024 + r[:, None] * 16 + c
-        w = tl.load(words_ptr + at)
-        if KIND == _SIX or KIND == _FIVE:
-            v0, v1, v2, v3, v4, v5, v6, v7 = sixes(w, tl.load(high_ptr + at), ASM)
-        else:
-            v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(w, ASM)
+        words: tl.constexpr = 2048 if KIND == _BYTE else 1024
+        scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
+        at = r[:, None] * 16 + c
+        w, h = words_ptr + block * words + at, high_ptr + block * 1024 + at
+        v0, v1, v2, v3, v4, v5, v6, v7 = codes(w, h, KIND, ASM)
+        s = scales_ptr + block * scales + r
+        v0, v1, v2, v3, v4, v5, v6, v7 = scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
         o = out + c
-        fine: tl.constexpr = KIND == _FINE
-        s = scales_ptr + block * (512 if fine else 256) + r
-        a, b = pair(tl.load(s))
-        tl.store(o, v0 * a - b if KIND != _SIX else v0 * a)
-        if fine:
-            a, b = pair(tl.load(s + 64))
-        tl.store(o + 16, v1 * a - b if KIND != _SIX else v1 * b)
-        a, b = pair(tl.load(s + (128 if fine else 64)))
-        tl.store(o + 32, v2 * a - b if KIND != _SIX else v2 * a)
-        if fine:
-            a, b = pair(tl.load(s + 192))
-        tl.store(o + 48, v3 * a - b if KIND != _SIX else v3 * b)
-        a, b = pair(tl.load(s + (256 if fine else 128)))
-        tl.store(o + 64, v4 * a - b if KIND != _SIX else v4 * a)
-        if fine:
-            a, b = pair(tl.load(s + 320))
-        tl.store(o + 80, v5 * a - b if KIND != _SIX else v5 * b)
-        a, b = pair(tl.load(s + (384 if fine else 192)))
-        tl.store(o + 96, v6 * a - b if KIND != _SIX else v6 * a)
-        if fine:
-            a, b = pair(tl.load(s + 448))
-        tl.store(o + 112, v7 * a - b if KIND != _SIX else v7 * b)
+        tl.store(o, v0)
+        tl.store(o + 16, v1)
+        tl.store(o + 32, v2)
+        tl.store(o + 48, v3)
+        tl.store(o + 64, v4)
+        tl.store(o + 80, v5)
+        tl.store(o + 96, v6)
+        tl.store(o + 112, v7)
 
 
 @triton.jit(do_not_specialize=["tokens"])

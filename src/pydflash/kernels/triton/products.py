@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import nibbles, octets, pair, sixes
+from pydflash.kernels.triton.decode import codes, scaled
 from pydflash.kernels.triton.support import interpreting
 from pydflash.kernels.triton.weights import Packed
 
@@ -24,10 +24,7 @@ MOST_ROWS = 64
 """Tokens of one program."""
 
 _F16 = tl.constexpr(decode.F16)
-_NIBBLE = tl.constexpr(decode.NIBBLE)
 _FINE = tl.constexpr(decode.NIBBLE_FINE)
-_FIVE = tl.constexpr(decode.FIVE)
-_SIX = tl.constexpr(decode.SIX)
 _BYTE = tl.constexpr(decode.BYTE)
 
 
@@ -69,53 +66,7 @@ def _beside(a, b):
 
 
 @triton.jit
-def _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
-    """Eight pieces of codes f16 [n, 16] times their scales. At s stand these, int32 [n] 64 apart."""
-    if KIND == _FINE:
-        a, b = pair(tl.load(s))
-        v0 = v0 * a - b
-        a, b = pair(tl.load(s + 64))
-        v1 = v1 * a - b
-        a, b = pair(tl.load(s + 128))
-        v2 = v2 * a - b
-        a, b = pair(tl.load(s + 192))
-        v3 = v3 * a - b
-        a, b = pair(tl.load(s + 256))
-        v4 = v4 * a - b
-        a, b = pair(tl.load(s + 320))
-        v5 = v5 * a - b
-        a, b = pair(tl.load(s + 384))
-        v6 = v6 * a - b
-        a, b = pair(tl.load(s + 448))
-        v7 = v7 * a - b
-    elif KIND == _BYTE:
-        a, b = pair(tl.load(s))
-        v0, v1, v2, v3 = v0 * a, v1 * a, v2 * b, v3 * b
-        a, b = pair(tl.load(s + 64))
-        v4, v5, v6, v7 = v4 * a, v5 * a, v6 * b, v7 * b
-    elif KIND == _SIX:
-        a, b = pair(tl.load(s))
-        v0, v1 = v0 * a, v1 * b
-        a, b = pair(tl.load(s + 64))
-        v2, v3 = v2 * a, v3 * b
-        a, b = pair(tl.load(s + 128))
-        v4, v5 = v4 * a, v5 * b
-        a, b = pair(tl.load(s + 192))
-        v6, v7 = v6 * a, v7 * b
-    else:
-        a, b = pair(tl.load(s))
-        v0, v1 = v0 * a - b, v1 * a - b
-        a, b = pair(tl.load(s + 64))
-        v2, v3 = v2 * a - b, v3 * a - b
-        a, b = pair(tl.load(s + 128))
-        v4, v5 = v4 * a - b, v5 * a - b
-        a, b = pair(tl.load(s + 192))
-        v6, v7 = v6 * a - b, v7 * a - b
-    return v0, v1, v2, v3, v4, v5, v6, v7
-
-
-@triton.jit
-def _tile(
+def tile_sums(
     words_ptr, high_ptr, scales_ptr, row0, tiles, units, first, count, x_ptr, x_stride, o_t, t_mask,
     KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
     ASM: tl.constexpr,
@@ -144,20 +95,13 @@ def _tile(
             w += 8192
             x += 128
     else:
-        if KIND == _SIX or KIND == _FIVE:
-            h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
+        h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
-            if KIND == _BYTE:
-                v0, v1, v2, v3 = octets(tl.load(w), ASM)
-                v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
-            elif KIND == _SIX or KIND == _FIVE:
-                v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
-                h += 1024
-            else:
-                v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
-            v0, v1, v2, v3, v4, v5, v6, v7 = _scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+            v0, v1, v2, v3, v4, v5, v6, v7 = codes(w, h, KIND, ASM)
+            v0, v1, v2, v3, v4, v5, v6, v7 = scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
             acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
             w += words
+            h += 1024
             s += scales
             x += 128
     return acc
@@ -187,25 +131,27 @@ def product_kernel(
         slot = i_g - ((block * units + 1) * ranges - 1) // work
         if block < blocks0:
             row0 = block * CUT_N + i_p * BLOCK_N
-            acc = _tile(
+            acc = tile_sums(
                 words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
             o_n = row0 + tl.arange(0, BLOCK_N)
-            _store(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+            store_sums(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
         elif KIND1 != 0:
             row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
-            acc = _tile(
+            acc = tile_sums(
                 words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
             o_n = row0 + tl.arange(0, BLOCK_N)
-            _store(acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+            store_sums(
+                acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask
+            )
         at += count
 
 
 @triton.jit
-def _store(acc, o_n, count, row0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask):
+def store_sums(acc, o_n, count, row0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask):
     n_mask = o_n < count
     scale = tl.load(row_scale_ptr + row0 + o_n, mask=n_mask, other=0.0)
     line = (slot * tokens + o_t).to(tl.int64) * rows
