@@ -55,7 +55,9 @@ def _nibble_asm(scales: int, is_six: bool = False, has_high: bool = False) -> st
     ]
     first = 10
     if has_high:
-        lines.append("shl.b32 h0, $10, 4; shl.b32 h1, $10, 2; shr.b32 h2, $10, 4; shr.b32 h3, $10, 6;")
+        lines.append(
+            "shl.b32 h0, $10, 4; shl.b32 h1, $10, 2; shr.b32 h2, $10, 4; shr.b32 h3, $10, 6;"
+        )
         first = 11
     for j in range(8):
         word = f"${first + 2 * (j * scales // 8)}"
@@ -159,7 +161,12 @@ def _bytes(w, s, ASM: tl.constexpr):
     """int32 [n, 16] and scales int32 [n] -> four f16 [n, 16]."""
     if ASM:
         v0, v1, v2, v3 = tl.inline_asm_elementwise(
-            _BYTE_ASM, _BYTE_REGISTERS, [w, s[:, None]], dtype=(tl.float16,) * 4, is_pure=True, pack=2
+            _BYTE_ASM,
+            _BYTE_REGISTERS,
+            [w, s[:, None]],
+            dtype=(tl.float16,) * 4,
+            is_pure=True,
+            pack=2,
         )
         return v0, v1, v2, v3
     return _plain_byte(w, s, 0), _plain_byte(w, s, 1), _plain_byte(w, s, 2), _plain_byte(w, s, 3)

@@ -136,7 +136,9 @@ def _pack_slice(
 
     def grouped(values: Tensor, powers: Tensor | float) -> Tensor:
         values = _padded(values * torch.exp2(exponents), tiles * TILE, units * UNIT // group)
-        return (values.view(shape) * powers).half().permute(0, 2, 3, 1)  # [tiles, units, groups, 64]
+        return (
+            (values.view(shape) * powers).half().permute(0, 2, 3, 1)
+        )  # [tiles, units, groups, 64]
 
     shape = (tiles, TILE, units, UNIT // group)
     s = grouped(scales, powers)
