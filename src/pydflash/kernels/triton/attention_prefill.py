@@ -13,6 +13,7 @@ import triton.language as tl
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, StepBatch
 from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
 from pydflash.kernels.triton.pointwise import stored
+from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E
 
 Tensor = torch.Tensor
@@ -58,6 +59,7 @@ def attention_prefill(
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         GATED=args.gated,
         PAGE=PAGE_SIZE,
+        ASM=uses_assembly(),
         num_warps=warps,
         num_stages=2,
     )
@@ -104,6 +106,7 @@ def attention_prefill_kernel(
     SOFTCAP: tl.constexpr,
     GATED: tl.constexpr,
     PAGE: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Grid (count / BLOCK_M, H): the last queries, which see most, first."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
@@ -137,11 +140,11 @@ def attention_prefill_kernel(
         o_n = n + tl.arange(0, BLOCK_N)
         page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
         b_k = load_keys(
-            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
-            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         seen = (o_n[None, :] <= b_pos[:, None]) & (o_n[None, :] >= lowest)
         if WINDOW > 0:
