@@ -59,23 +59,34 @@ def load_keys(
 ):  # fmt: skip
     """Keys [BLOCK_D, BLOCK_N], f32 if the pages have f32, else f16. Lanes nobody wrote come as they lie.
 
-    PAGED: runs of PAGE positions lie side by side, which the loads are told.
+    PAGED: runs of PAGE positions lie side by side, which the loads are told. Else keys may lie anywhere, and
+    a thread takes one key's: the tile is turned, for of equal strides Triton puts threads along the first.
     """
     o_d = tl.arange(0, BLOCK_D)
+    o_b = tl.arange(0, BLOCK_D // 32)
     o_n = (page * KV_HEADS + i_g) * (D * PAGE) + lane
     if PAGED:
         o_n = tl.max_contiguous(tl.multiple_of(o_n, PAGE), PAGE)
-    o_k = o_n[None, :] + o_d[:, None] * PAGE
-    b_k = half_of(tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0), ASM)
+        o_k = o_n[None, :] + o_d[:, None] * PAGE
+        b_k = half_of(tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0), ASM)
+    else:
+        o_k = (k_ptr + o_n)[:, None] + (o_d * PAGE)[None, :]
+        b_k = half_of(tl.load(o_k, mask=o_d[None, :] < D, other=0), ASM)
     if scale_ptr is not None:
-        o_b = tl.arange(0, BLOCK_D // 32)
         o_n = (page * KV_HEADS + i_g) * (D // 32 * PAGE) + lane
         if PAGED:
             o_n = tl.max_contiguous(tl.multiple_of(o_n, PAGE), PAGE)
-        o_s = o_n[None, :] + o_b[:, None] * PAGE
-        b_s = tl.load(scale_ptr + o_s, mask=o_b[:, None] < D // 32, other=0)
-        b_k = tl.reshape(b_k, (BLOCK_D // 32, 32, BLOCK_N)) * b_s[:, None, :]
-        b_k = tl.reshape(b_k, (BLOCK_D, BLOCK_N))
+            o_s = o_n[None, :] + o_b[:, None] * PAGE
+            b_s = tl.load(scale_ptr + o_s, mask=o_b[:, None] < D // 32, other=0)
+            b_k = tl.reshape(b_k, (BLOCK_D // 32, 32, BLOCK_N)) * b_s[:, None, :]
+            b_k = tl.reshape(b_k, (BLOCK_D, BLOCK_N))
+        else:
+            o_s = (scale_ptr + o_n)[:, None] + (o_b * PAGE)[None, :]
+            b_s = tl.load(o_s, mask=o_b[None, :] < D // 32, other=0)
+            b_k = tl.reshape(b_k, (BLOCK_N, BLOCK_D // 32, 32)) * b_s[:, :, None]
+            b_k = tl.reshape(b_k, (BLOCK_N, BLOCK_D))
+    if not PAGED:
+        b_k = tl.trans(b_k)
     return b_k
 
 
