@@ -3,9 +3,10 @@
 A chunk has its place among absolute positions, whatever the context's length and whoever else is in the
 step: FINE positions each up to EARLY, where a step is short and waits for one chunk, COARSE each from there
 on, where partial results would be many. Within it keys come tile by tile, and a tile's product has the same
-shape for one query and for many. So a token's bits depend on its own keys alone. Several tokens of a row share what they read of a
-chunk that was stored before the step; a chunk that reaches into a tree is read once for each node, its keys
-through the node's ancestors, each in the lane that it would have in plain decoding.
+shape for one query and for many. So a token's bits depend on its own keys alone. Several tokens of a row
+share what they read of a chunk that was stored before the step; a chunk that reaches into a tree is read
+once for each node, its keys through the node's ancestors, each in the lane that it would have in plain
+decoding.
 """
 
 import torch
@@ -15,7 +16,13 @@ import triton.language as tl
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, RowKind, StepBatch
 from pydflash.kernels.triton.attention_prefill import attention_prefill
-from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
+from pydflash.kernels.triton.attention_tile import (
+    fold,
+    load_keys,
+    load_values,
+    paged_slots,
+    shared_memory,
+)
 from pydflash.kernels.triton.pointwise import stored
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
@@ -26,10 +33,11 @@ FINE, COARSE, EARLY = 64, 256, 1024
 """Positions that one program of an exact row attends to, before EARLY and from there on. Part of the
 reduction order, like PAGE_SIZE."""
 
-TILE = 64
-"""Keys of one product. Part of the reduction order."""
+TILE, WARPS, STAGES = 64, 8, 2
+"""Keys of one product, which are part of the reduction order, and how a program works on them: for f16
+operands where a GPU has the shared memory, else SMALL."""
 
-WARPS, STAGES = 8, 2
+SMALL = 32, 4, 2
 
 COMBINED = 16
 """Chunks that are summed at once. Part of the reduction order."""
@@ -88,6 +96,7 @@ def _attention_exact(
     wide = kv.k_format != "f32" and kv.v_format != "f32"
     block_m = max(64 if wide else 16, triton.next_power_of_2(group))
     nodes = block_m // group
+    tile, warps, stages = _form(wide, block_m, D, q.device)
     shared = rows + tokens // nodes
     parts = torch.empty((chunks, G, tokens * group, D), dtype=torch.float32, device=q.device)
     stats = torch.empty((chunks, G, tokens * group, 2), dtype=torch.float32, device=q.device)
@@ -118,14 +127,14 @@ def _attention_exact(
         depth,
         shared,
         BLOCK_M=block_m,
-        BLOCK_N=TILE,
+        BLOCK_N=tile,
         BLOCK_R=max(32, triton.next_power_of_2(rows)),
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         PAGE=PAGE_SIZE,
         ASM=uses_assembly(),
         **fixed,
-        num_warps=WARPS,
-        num_stages=STAGES,
+        num_warps=warps,
+        num_stages=stages,
     )
     combine_kernel[(tokens, H)](
         parts,
@@ -143,6 +152,13 @@ def _attention_exact(
         **fixed,
         num_warps=4,
     )
+
+
+def _form(wide: bool, block_m: int, head_dim: int, device: torch.device) -> tuple[int, int, int]:
+    """Keys of a tile, warps and stages."""
+    rows = block_m + 2 * STAGES * TILE
+    need = rows * 2 * max(32, triton.next_power_of_2(head_dim)) + 1024
+    return (TILE, WARPS, STAGES) if wide and need <= shared_memory(device) else SMALL
 
 
 def _chunks(positions: int) -> int:

@@ -11,7 +11,13 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, StepBatch
-from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
+from pydflash.kernels.triton.attention_tile import (
+    fold,
+    load_keys,
+    load_values,
+    paged_slots,
+    shared_memory,
+)
 from pydflash.kernels.triton.pointwise import stored
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E
@@ -68,14 +74,9 @@ def attention_prefill(
 @functools.cache
 def _tile(head_dim: int, device: torch.device) -> tuple[int, int, int]:
     """Queries and keys of a tile of f16 operands, and warps: what the GPU has shared memory for."""
-    rows = (
-        384 * 2 * max(32, triton.next_power_of_2(head_dim))
-    )  # 128 queries, 64 keys and values twice
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        found = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-        if found < rows + 1024:
-            return 64, 32, 4
+    rows = 384  # 128 queries, 64 keys and values twice
+    if shared_memory(device) < rows * 2 * max(32, triton.next_power_of_2(head_dim)) + 1024:
+        return 64, 32, 4
     return 128, 64, 8
 
 

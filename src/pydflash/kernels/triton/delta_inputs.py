@@ -27,8 +27,8 @@ def _sources(
     parents_ptr, i_token, start,
     W: tl.constexpr, BLOCK_W: tl.constexpr, HAS_PARENTS: tl.constexpr,
 ):  # fmt: skip
-    """Where the convolution's W inputs are: tokens of the step [BLOCK_W], and for those before the row's first
-    token, which have -1 there, rows of the convolution's state [BLOCK_W]."""
+    """Where the convolution's W inputs are: tokens of the step [BLOCK_W], and for what lies before the row's
+    first token, which has -1 there, rows of the convolution's state [BLOCK_W]."""
     o_w = tl.arange(0, BLOCK_W)
     b_token = tl.where(o_w == W - 1, i_token, -1)
     b_held = o_w * 0

@@ -148,7 +148,7 @@ def delta_walk_kernel(
         next_qk = tl.load(qk_ptr + wide * HK + k_head)
         next_decay = tl.load(decay_ptr + wide * HV + i_head)
         next_beta = tl.load(beta_ptr + wide * HV + i_head)
-        if HAS_PARENTS:
+        if HAS_PARENTS:  # noqa: SIM102 - one is known when this is compiled
             if parent != above:
                 if parent == kept:
                     b_state = b_kept
@@ -166,7 +166,9 @@ def delta_walk_kernel(
         outs = tl.where(o_lane == 0, delta_ptr + o_out, out_ptr + o_out)
         tl.store(outs, tl.where(o_lane == 0, b_delta, b_out), mask=is_v & (o_lane < 2))
         if HAS_PARENTS:
-            if (next_parent == token) | (stop - start == 1):  # else a sibling is next, or one's sibling
+            if (next_parent == token) | (
+                stop - start == 1
+            ):  # else a sibling is next, or one's sibling
                 if until % 2 == 1:
                     b_kept, kept = b_state, above
                 b_state = _updated(b_state, b_k, b_delta, decay)
