@@ -20,6 +20,8 @@ __all__ = ["delta", "delta_commit", "delta_commit_all", "reserve"]
 
 BLOCK_V = 8
 """Columns of a state in one warp: with Dk = 128, 32 registers a thread, and as many again for a copy."""
+LANES = 4
+"""Lanes that share a column. Part of the reduction order."""
 BLOCK_NODES = 64
 BLOCK_H = 4
 
@@ -131,6 +133,7 @@ def _exact_rows(
         DV=DV,
         BLOCK_K=block_k,
         BLOCK_V=min(BLOCK_V, block_v),
+        LANES=LANES,
         HAS_PARENTS=has_parents,
         num_warps=1,
     )
