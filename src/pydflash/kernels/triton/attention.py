@@ -21,11 +21,11 @@ from pydflash.kernels.triton.attention_tile import (
     load_keys,
     load_values,
     paged_slots,
-    shared_memory,
 )
-from pydflash.kernels.triton.pointwise import stored
+from pydflash.kernels.triton.pointwise import stored, sum_parts
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
+from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
 
@@ -33,24 +33,23 @@ FINE, COARSE, EARLY = 64, 256, 1024
 """Positions that one program of an exact row attends to, before EARLY and from there on. Part of the
 reduction order, like PAGE_SIZE."""
 
-TILE, WARPS, STAGES = 64, 8, 2
-"""Keys of one product, which are part of the reduction order, and how a program works on them: for f16
-operands where a GPU has the shared memory, else SMALL."""
-
-SMALL = 32, 4, 2
+TILE, WARPS, STAGES = 32, 4, 2
+"""Keys of one product, which are part of the reduction order, and how a program works on them. Twice the keys
+and warps leave one program to a multiprocessor: slower by a fifth and more."""
 
 COMBINED = 16
 """Chunks that are summed at once. Part of the reduction order."""
 
 
 def attention(
-    qkv: Tensor,
+    qkv: Tensor | Sums,
     kv: PagedKV,
     args: AttnArgs,
     batch: StepBatch,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """qkv f32 [T, (H + 2G) * D] (gated: 2H) -> out_dtype [T, H * D]. Stores this step's K and V first.
+    """qkv f32 [T, (H + 2G) * D] (gated: 2H) -> out_dtype [T, H * D]. Stores this step's K and V first. Of a
+    step of exact rows alone, it may be in partial sums.
 
     Exact rows want shapes and tensors only, so that a CUDA graph can repeat them.
     """
@@ -59,25 +58,22 @@ def attention(
             f"attention with {args.heads} query heads over {args.kv_heads} kv heads; the Triton "
             "kernels want whole groups: run with --ops ref"
         )
-    if qkv.stride(-1) != 1:
-        qkv = qkv.contiguous()
+    qkv = Sums.of(qkv)
     q = rope_store(qkv, kv, args, batch)
-    out = torch.empty(
-        (qkv.shape[0], args.heads * args.head_dim), dtype=out_dtype, device=qkv.device
-    )
+    out = torch.empty((qkv.rows, args.heads * args.head_dim), dtype=out_dtype, device=q.device)
     spans = batch.spans
     exact = spans[0].stop if spans and spans[0].kind is RowKind.EXACT else 0
     if exact:
         _attention_exact(q, qkv, kv, args, batch, out, exact)
     for row, kind in enumerate(batch.kinds):
         if kind is RowKind.PREFILL and batch.cu_q[row + 1] > batch.cu_q[row]:
-            attention_prefill(q, qkv, kv, args, batch, out, row)
+            attention_prefill(q, qkv.whole, kv, args, batch, out, row)
     return out
 
 
 def _attention_exact(
     q: Tensor,
-    qkv: Tensor,
+    qkv: Sums,
     kv: PagedKV,
     args: AttnArgs,
     batch: StepBatch,
@@ -96,7 +92,6 @@ def _attention_exact(
     wide = kv.k_format != "f32" and kv.v_format != "f32"
     block_m = max(64 if wide else 16, triton.next_power_of_2(group))
     nodes = block_m // group
-    tile, warps, stages = _form(wide, block_m, D, q.device)
     shared = rows + tokens // nodes
     parts = torch.empty((chunks, G, tokens * group, D), dtype=torch.float32, device=q.device)
     stats = torch.empty((chunks, G, tokens * group, 2), dtype=torch.float32, device=q.device)
@@ -127,38 +122,34 @@ def _attention_exact(
         depth,
         shared,
         BLOCK_M=block_m,
-        BLOCK_N=tile,
+        BLOCK_N=TILE,
         BLOCK_R=max(32, triton.next_power_of_2(rows)),
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         PAGE=PAGE_SIZE,
         ASM=uses_assembly(),
         **fixed,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=WARPS,
+        num_stages=STAGES,
     )
     combine_kernel[(tokens, H)](
         parts,
         stats,
-        qkv,
+        qkv.parts,
+        qkv.counts,
         batch.positions,
         batch.row_of,
         batch.starts,
         batch.first,
         out,
         tokens,
-        qkv.stride(0),
+        qkv.stride,
+        qkv.apart,
         GATED=args.gated,
+        SLOTS=qkv.slots,
         BLOCK_C=COMBINED,
         **fixed,
         num_warps=4,
     )
-
-
-def _form(wide: bool, block_m: int, head_dim: int, device: torch.device) -> tuple[int, int, int]:
-    """Keys of a tile, warps and stages."""
-    rows = block_m + 2 * STAGES * TILE
-    need = rows * 2 * max(32, triton.next_power_of_2(head_dim)) + 1024
-    return (TILE, WARPS, STAGES) if wide and need <= shared_memory(device) else SMALL
 
 
 def _chunks(positions: int) -> int:
@@ -339,11 +330,12 @@ def _seen(o_n, b_pos, b_last, lowest, WINDOW: tl.constexpr, CAUSAL: tl.constexpr
     return seen
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "apart"])
 def combine_kernel(
     parts_ptr,
     stats_ptr,
     qkv_ptr,
+    counts_ptr,
     positions_ptr,
     row_of_ptr,
     starts_ptr,
@@ -351,6 +343,7 @@ def combine_kernel(
     out_ptr,
     tokens,
     qkv_stride,
+    apart,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
@@ -362,6 +355,7 @@ def combine_kernel(
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     GATED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     """Grid (tokens, H): the chunks that a token sees, BLOCK_C at once, in order of position."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -382,7 +376,7 @@ def combine_kernel(
 
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    apart = tokens.to(tl.int64) * HEADS  # from one chunk's to the next one's
+    step = tokens.to(tl.int64) * HEADS  # from one chunk's to the next one's
     first = (i_h // GROUP) * (tokens * GROUP) + i_t * GROUP + i_h % GROUP
     top = float("-inf")
     total = 0.0
@@ -390,7 +384,7 @@ def combine_kernel(
     for c in range(begin // BLOCK_C * BLOCK_C, end, BLOCK_C):
         o_c = c + tl.arange(0, BLOCK_C)
         m_c = (o_c >= begin) & (o_c < end)
-        o_part = first + o_c * apart
+        o_part = first + o_c * step
         b_max = tl.load(stats_ptr + o_part * 2, mask=m_c, other=float("-inf"))
         b_sum = tl.load(stats_ptr + o_part * 2 + 1, mask=m_c, other=0.0)
         b_part = tl.load(
@@ -407,7 +401,9 @@ def combine_kernel(
         top = new
     b_out = b_acc / total
     if GATED:
-        gate_ptr = qkv_ptr + i_t * qkv_stride + (2 * i_h + 1) * D
-        b_out = b_out * tl.sigmoid(tl.load(gate_ptr + o_d, mask=m_d, other=0.0))
+        o_gate = (2 * i_h + 1) * D + o_d
+        at = i_t * qkv_stride + o_gate
+        b_gate = sum_parts(qkv_ptr, counts_ptr, o_gate, at, apart, SLOTS, m_d)
+        b_out = b_out * tl.sigmoid(b_gate)
     out_ptr += (i_t * HEADS + i_h) * D
     tl.store(out_ptr + o_d, stored(b_out, out_ptr), mask=m_d)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton.delta_math import exp_near_one, sigmoid, silu, softplus
+from pydflash.kernels.triton.pointwise import sum_parts
 
 
 @triton.jit
@@ -45,14 +46,16 @@ def _sources(
 
 @triton.jit
 def _raw(
-    mixed_ptr, stride_mixed, conv_ptr, b_token, b_held, o_c, mask,
-    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr,
+    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The convolution's inputs at channels o_c: f32 [BLOCK_W, channels], the token's own in row W - 1."""
     is_own = (b_token >= 0)[:, None]
     is_tap = (tl.arange(0, BLOCK_W) < W)[:, None] & mask[None, :]
     o_mixed = tl.maximum(b_token, 0).to(tl.int64)[:, None] * stride_mixed + o_c[None, :]
-    b_x = tl.load(mixed_ptr + o_mixed, mask=is_tap & is_own, other=0.0).to(tl.float32)
+    b_x = sum_parts(mixed_ptr, counts_ptr, o_c[None, :], o_mixed, apart, SLOTS, is_tap & is_own).to(
+        tl.float32
+    )
     o_held = b_held[:, None] * C + o_c[None, :]
     return tl.where(is_own, b_x, tl.load(conv_ptr + o_held, mask=is_tap & ~is_own, other=0.0))
 
@@ -167,10 +170,12 @@ def _place_in_many(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOC
     tl.store(until_ptr + start + before, (start + before + under) * 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def delta_inputs_kernel(
     mixed_ptr,
+    counts_ptr,
     stride_mixed,
+    apart,
     conv_ptr,
     taps_ptr,
     a_ptr,
@@ -195,13 +200,17 @@ def delta_inputs_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     W: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_NODES: tl.constexpr,
     HAS_PARENTS: tl.constexpr,
 ):
-    """Grid (T, HK + HV + HAS_PARENTS). q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK],
-    v [T, HV, DV], decay and beta [T, HV], rows [T, C], order and until [T]."""
+    """mixed in SLOTS partial sums. Grid (T, HK + HV + HAS_PARENTS).
+
+    q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK], v [T, HV, DV], decay and beta [T, HV], rows
+    [T, C], order and until [T].
+    """
     C: tl.constexpr = 2 * HK * DK + HV * DV
     BLOCK_W: tl.constexpr = triton.next_power_of_2(W)
     i_token = tl.program_id(0)
@@ -219,11 +228,13 @@ def delta_inputs_kernel(
             o_q = i_head * DK + o_k
             o_c = HK * DK + o_q
             b_raw_q = _raw(
-                mixed_ptr, stride_mixed, conv_ptr, b_token, b_held, o_q, mask, C, W, BLOCK_W
-            )
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_q, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
             b_raw_k = _raw(
-                mixed_ptr, stride_mixed, conv_ptr, b_token, b_held, o_c, mask, C, W, BLOCK_W
-            )
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
             b_q = _convolved(b_raw_q, taps_ptr, o_q, mask, W, BLOCK_W)
             b_k = _convolved(b_raw_k, taps_ptr, o_c, mask, W, BLOCK_W)
             tl.debug_barrier()  # every thread has read what others overwrite
@@ -239,13 +250,17 @@ def delta_inputs_kernel(
             o_v = tl.arange(0, BLOCK_V)
             mask = o_v < DV
             o_c = 2 * HK * DK + head * DV + o_v
-            gates_ptr = mixed_ptr + wide * stride_mixed + C + HV * DV + head
-            alpha = tl.load(gates_ptr).to(tl.float32) + tl.load(dt_bias_ptr + head)
-            beta = tl.load(gates_ptr + HV).to(tl.float32)
+            # Both gates, alpha then beta, in one load.
+            o_gate = C + HV * DV + head + tl.arange(0, 2) * HV
+            at = wide * stride_mixed + o_gate
+            b_gates = sum_parts(mixed_ptr, counts_ptr, o_gate, at, apart, SLOTS, o_gate >= 0)
+            alpha, beta = tl.split(b_gates.to(tl.float32))
+            alpha += tl.load(dt_bias_ptr + head)
             a = tl.load(a_ptr + head)
             b_raw = _raw(
-                mixed_ptr, stride_mixed, conv_ptr, b_token, b_held, o_c, mask, C, W, BLOCK_W
-            )
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
             b_v = _convolved(b_raw, taps_ptr, o_c, mask, W, BLOCK_W)
             tl.debug_barrier()
             _keep(b_raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C, W, BLOCK_W)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pydflash.kernels.triton.delta_inputs import parent_of
 from pydflash.kernels.triton.delta_math import silu, update
-from pydflash.kernels.triton.pointwise import stored
+from pydflash.kernels.triton.pointwise import stored, sum_parts
 
 
 @triton.jit
@@ -179,15 +179,18 @@ def delta_walk_kernel(
         tl.store(states, b_state, mask=is_state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def delta_norm_kernel(
     walked_ptr,
     mixed_ptr,
+    counts_ptr,
     stride_mixed,
+    apart,
     norm_ptr,
     out_ptr,
     eps,
     C: tl.constexpr,
+    SLOTS: tl.constexpr,
     HV: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -200,7 +203,8 @@ def delta_norm_kernel(
     mask = (o_h < HV)[:, None] & (o_v < DV)[None, :]
     o_x = o_h[:, None] * DV + o_v[None, :]
     b_x = tl.load(walked_ptr + i_token * HV * DV + o_x, mask=mask, other=0.0)
-    b_z = tl.load(mixed_ptr + i_token * stride_mixed + C + o_x, mask=mask, other=0.0).to(tl.float32)
+    o_z = i_token * stride_mixed + C + o_x
+    b_z = sum_parts(mixed_ptr, counts_ptr, C + o_x, o_z, apart, SLOTS, mask).to(tl.float32)
     b_norm = tl.load(norm_ptr + o_v, mask=o_v < DV, other=0.0)
     b_scale = tl.rsqrt(tl.sum(b_x * b_x, 1) / DV + eps)
     b_y = b_x * b_scale[:, None] * b_norm[None, :] * silu(b_z)
