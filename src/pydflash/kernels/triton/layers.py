@@ -90,6 +90,7 @@ def _added(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
     if len(spans) == 1 and spans[0].kind is RowKind.EXACT:
         flow.add(parts_of(x, w, spans[0]), w, residual)
         return residual
+    flow.forget(residual.device)
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)
