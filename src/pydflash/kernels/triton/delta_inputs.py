@@ -208,8 +208,8 @@ def delta_inputs_kernel(
 ):
     """mixed in SLOTS partial sums. Grid (T, HK + HV + HAS_PARENTS).
 
-    q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK], v [T, HV, DV], decay and beta [T, HV], rows
-    [T, C], order and until [T].
+    q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK], v [T, HV, DV], decay and beta [T, HV],
+    rows [T, C], order and until [T].
     """
     C: tl.constexpr = 2 * HK * DK + HV * DV
     BLOCK_W: tl.constexpr = triton.next_power_of_2(W)
