@@ -139,6 +139,16 @@ def test_plan_for_a_gpu() -> None:
         plan_memory(**asked | {"available": GPU_RESERVE_BYTES}, on_gpu=True)
 
 
+def test_embeddings_on_the_host_are_told_and_not_counted() -> None:
+    asked: dict[str, Any] = {"specs": SPECS, "model_ctx": 512, "state": StateConfig()}
+    there = dataclasses.replace(PRINT, on_host=3 << 20)
+    asked |= {"available": 4 << 30, "on_gpu": True}
+    plan, plain = (plan_memory(footprint=f, **asked) for f in (there, PRINT))
+    assert (plan.lasting, plan.step) == (plain.lasting, plain.step)
+    assert "embeddings on the host 3 MiB" in plan.lines()[0]
+    assert "host" not in plain.lines()[0]
+
+
 SPECS = [PagedKVSpec(layer=0, kv_heads=2, head_dim=32)]  # a page of f16: 8 KiB
 PRINT = Footprint(weights=1 << 20, decoded=0, position=256, token=4096, logits=4096)
 

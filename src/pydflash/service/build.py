@@ -31,6 +31,7 @@ from pydflash.models.load import describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
 from pydflash.service.placement import (
     check_draft_device,
+    embeddings_on_host,
     first_fit,
     kernels_for,
     target_devices,
@@ -111,7 +112,8 @@ def load(
 
     def fit(device: torch.device) -> tuple[OpTable, MemoryPlan]:
         kernels = kernels_for(device, config.runtime.ops)
-        ops = select.build(device, ops=kernels, threads=threads)
+        tables = embeddings_on_host(config.runtime, kernels, described.table_nbytes)
+        ops = select.build(device, ops=kernels, threads=threads, host_tables=tables)
         return ops, plan_memory(
             footprint=described.footprint(ops),
             specs=described.config.state_specs(),

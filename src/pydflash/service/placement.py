@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from pydflash.config import RuntimeConfig
-from pydflash.device import DeviceInfo, gpus, torch_name
+from pydflash.device import DeviceInfo, available_memory_bytes, gpus, torch_name
 from pydflash.errors import CapacityError, ConfigError, UnsupportedError
 from pydflash.kernels import select
 
@@ -58,6 +58,23 @@ def target_devices(runtime: RuntimeConfig) -> list[torch.device]:
 def kernels_for(device: torch.device, ops: str) -> str:
     """The kernels to build: on a GPU, the reference only when it is asked for."""
     return "triton" if ops == "auto" and device.type != "cpu" else ops
+
+
+def embeddings_on_host(runtime: RuntimeConfig, kernels: str, nbytes: int) -> bool:
+    """Does a model's embedding table stay in the host's memory? `nbytes` of it, 0 if it is the head as well.
+
+    Page-locking more than a container may use would end the process rather than fail, so auto looks first.
+    """
+    asked = runtime.embeddings
+    if kernels != "triton" or not nbytes:
+        if asked == "host":
+            why = (
+                "only Triton's kernels read it there" if nbytes else "it is the output head as well"
+            )
+            log.warning("--embeddings host: the table stays with the weights; %s", why)
+        return False
+    # Packed it may be half as large again, and torch rounds page-locked memory up to a power of two.
+    return asked == "host" or (asked == "auto" and 3 * nbytes < available_memory_bytes())
 
 
 def first_fit(devices: Sequence[torch.device], fit: Callable[[torch.device], T]) -> T:
