@@ -106,6 +106,15 @@ def free_bytes(name: str) -> int:
     return torch.cuda.mem_get_info(name)[0] + kept
 
 
+def ran_out(error: BaseException) -> bool:
+    """Is this what memory that runs out looks like? Torch has a type for it; the driver, when it loads a
+    kernel or locks pages, and libraries only say so."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    said = str(error).lower()
+    return any(w in said for w in ("out of memory", "alloc_failed", "can't allocate memory"))
+
+
 def default_threads(root: Path = _ROOT) -> int:
     """One thread per physical core this process may use."""
     return physical_cores(root)

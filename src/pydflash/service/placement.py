@@ -1,5 +1,6 @@
 """Where a model runs: `--target-device` and `--draft-device` as torch devices, refused with a remedy."""
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -10,6 +11,7 @@ from pydflash.config import RuntimeConfig
 from pydflash.device import DeviceInfo, available_memory_bytes, gpus, torch_name
 from pydflash.errors import CapacityError, ConfigError, UnsupportedError
 from pydflash.kernels import select
+from pydflash.kernels.upload import trim
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -83,7 +85,10 @@ def first_fit(devices: Sequence[torch.device], fit: Callable[[torch.device], T])
         try:
             return fit(device)
         except CapacityError as error:
-            log.warning("not on %s: %s", device, error)
+            log.warning("not on %s: %s", device, str(error))  # a record may outlive this
+        # What was there already goes with the error, but for what refers to itself.
+        gc.collect()
+        trim(device)
     return fit(devices[-1])
 
 
