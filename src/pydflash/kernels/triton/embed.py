@@ -16,6 +16,8 @@ _FINE = tl.constexpr(decode.NIBBLE_FINE)
 _FIVE = tl.constexpr(decode.FIVE)
 _SIX = tl.constexpr(decode.SIX)
 _BYTE = tl.constexpr(decode.BYTE)
+_LOW_POWER = tl.constexpr(decode.LOW_POWER)
+_HIGH_POWER = tl.constexpr(decode.HIGH_POWER)
 
 
 BLOCK_U = 8
@@ -55,6 +57,8 @@ def embed_kernel(
         k = o_u[:, None] * 128 + o_k
         tl.store(out + k, values.to(tl.float32) * row_scale, mask=is_u & (k < K))
     else:
+        LOW: tl.constexpr = 2.0**-_LOW_POWER
+        HIGH: tl.constexpr = 2.0**-_HIGH_POWER
         BYTES: tl.constexpr = KIND == _BYTE
         SIXES: tl.constexpr = KIND == _SIX or KIND == _FIVE
         HALVES: tl.constexpr = 2 if BYTES else 1
@@ -69,22 +73,21 @@ def embed_kernel(
             word = tl.load(words + at, mask=is_u, other=0)
             for j in tl.static_range(8 // HALVES):
                 if BYTES:
-                    pair = _column(pairs, o_g, half)
+                    scale = _half_of(_column(pairs, o_g, half), j // 2)
                     code = ((word >> (8 * j)) & 255) - 128
-                    values = code.to(tl.float32) * _half_of(pair, j // 2)[:, None]
-                elif KIND == _SIX:
-                    pair = _column(pairs, o_g, j // 2)
-                    code = (((word >> (4 * j)) & 15) | (((more >> (2 * j)) & 3) << 4)) - 32
-                    values = code.to(tl.float32) * _half_of(pair, j % 2)[:, None]
+                    values = code.to(tl.float32) * (scale * LOW)[:, None]
                 else:
-                    pair = _column(pairs, o_g, j if KIND == _FINE else j // 2)
-                    code = (word >> (4 * j)) & 15
+                    code = (word >> (j // 4 * 16 + j % 2 * 8 + j // 2 % 2 * 4)) & 15
                     if SIXES:
-                        code = (code | (((more >> (2 * j)) & 3) << 4)) - 32
+                        code |= ((more >> (2 * j)) & 3) << 4
+                    power: tl.constexpr = HIGH if j // 2 % 2 else LOW
+                    pair = _column(pairs, o_g, j if KIND == _FINE else j // 2)
+                    if KIND == _SIX:
+                        scale = _half_of(pair, j % 2) * power
+                        values = (code - 32).to(tl.float32) * scale[:, None]
                     else:
-                        code -= 8
-                    values = code.to(tl.float32) * _half_of(pair, 0)[:, None]
-                    values -= _half_of(pair, 1)[:, None]
+                        scale, less = _half_of(pair, 0) * power, _half_of(pair, 1)
+                        values = code.to(tl.float32) * scale[:, None] + less[:, None]
                 k = o_u[:, None] * 128 + half * 64 + j * 16 + o_c
                 tl.store(out + k, values * row_scale, mask=is_u & (k < K))
 

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import codes, scaled
 from pydflash.kernels.triton.support import interpreting
 from pydflash.kernels.triton.weights import Packed
 
@@ -97,8 +96,7 @@ def tile_sums(
     else:
         h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
-            v0, v1, v2, v3, v4, v5, v6, v7 = codes(w, h, KIND, ASM)
-            v0, v1, v2, v3, v4, v5, v6, v7 = scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+            v0, v1, v2, v3, v4, v5, v6, v7 = decode.weights(w, h, s, KIND, ASM)
             acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
             w += words
             h += 1024
