@@ -17,7 +17,7 @@ import torch
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
 from pydflash.config import EngineConfig, KvFormat, PrefixChoice
-from pydflash.device import default_threads, free_bytes, ran_out
+from pydflash.device import default_threads, free_bytes, grow_in_place, ran_out
 from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
 from pydflash.engine.graphs import GraphPool
@@ -169,6 +169,7 @@ def _build(
     on_gpu = ops.device.type != "cpu"
     if on_gpu:
         torch.cuda.set_device(ops.device)  # of this thread, which will drive the engine
+        grow_in_place(str(ops.device))
     for line in plan.lines() if on_gpu else ():
         log.info(line)
     done = 0

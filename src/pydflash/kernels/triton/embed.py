@@ -80,7 +80,7 @@ def embed_kernel(
                     code = (word >> (j // 4 * 16 + j % 2 * 8 + j // 2 % 2 * 4)) & 15
                     if SIXES:
                         code |= ((more >> (2 * j)) & 3) << 4
-                    power: tl.constexpr = HIGH if j // 2 % 2 else LOW
+                    power = HIGH if j // 2 % 2 else LOW
                     pair = _column(pairs, o_g, j if KIND == _FINE else j // 2)
                     if KIND == _SIX:
                         scale = _half_of(pair, j % 2) * power
