@@ -64,7 +64,7 @@ def embed_kernel(
         HALVES: tl.constexpr = 2 if BYTES else 1
         GROUPS: tl.constexpr = 2 if BYTES else 8 if KIND == _FINE else 4
         o_c, o_g = tl.arange(0, 16)[None, :], tl.arange(0, GROUPS)[None, :]
-        pairs = tl.load(scales_ptr + unit * (GROUPS * TILE) + o_g * TILE + r, mask=is_u, other=0)
+        pairs = tl.load(scales_ptr + unit * (GROUPS * TILE) + r * GROUPS + o_g, mask=is_u, other=0)
         at = r * 16 + o_c
         if SIXES:
             more = tl.load(high_ptr + unit * (16 * TILE) + at, mask=is_u, other=0).to(tl.int32)
