@@ -45,7 +45,8 @@ def measure_device(device: torch.device, *, tries: int = 20) -> DeviceCeilings:
         read_bytes_s=nbytes / read_s,
         flops_s=2.0 * side**3 / _product(device, tries),
     )
-    if device.type == "cuda":  # cuBLAS keeps a workspace, and with it the whole block that it lies in
+    # cuBLAS keeps a workspace, and with it the whole block that it lies in.
+    if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
     trim(device)
     return found

@@ -122,7 +122,7 @@ def load(
             available=free_bytes(str(device)),
             step=config.step,
             nodes=nodes,
-            drafter=drafting.nbytes if drafting else 0,
+            drafter=drafting.held(ops) if drafting else 0,
             rings=drafting.rings(sequences) if drafting else 0,
             features=drafting.features if drafting else 0,
             on_gpu=device.type != "cpu",
