@@ -8,9 +8,10 @@ import torch
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Expert, MoeArgs, RowKind, Span, Weight
 from pydflash.kernels.ref import moe as ref_moe
+from pydflash.kernels.triton import flow, pointwise
 from pydflash.kernels.triton.moe import moe
 from pydflash.kernels.triton.route import group, route
-from pydflash.kernels.triton.weights import prepare
+from pydflash.kernels.triton.weights import packed_of, prepare
 from pydflash.quant.tensor import QuantTensor
 from tests.kernels.cpu_cases import dequantized, random_weight, spans_of
 
@@ -97,6 +98,20 @@ def test_moe_against_the_reference(device: torch.device, shape: str) -> None:
         want = layer.reference(x, spans_of(tokens))
         scale = float((want - x).abs().max())
         torch.testing.assert_close(layer(x), want, rtol=0, atol=6e-3 * scale)
+
+
+def test_the_norm_after_experts_is_of_what_they_left(device: torch.device) -> None:
+    """A norm made with the sum before the experts is theirs, and never what comes after them."""
+    layer = Layer(device)
+    output = prepare([random_weight("Q8_0", layer.E, 256, 3)], device, None)
+    parts = torch.randn(packed_of(output).slots, 2, layer.E, device=device)
+    after = torch.rand(layer.E, device=device)
+    spans = spans_of(2)
+    for _ in range(3):  # what follows a weight is learned
+        x = torch.randn(2, layer.E, device=device)
+        flow.add(parts, output, x)
+        moe(x, layer.norm, 1e-6, layer.args, spans)
+        assert torch.equal(flow.norm(x, after, 1e-6, 128), pointwise.norm(x, after, 1e-6, 128))
 
 
 def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:

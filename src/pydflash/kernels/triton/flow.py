@@ -1,8 +1,9 @@
 """Norms made together with the sums before them.
 
 A layer ends by adding a product's partial sums to the residual, and the next one begins with a norm of it:
-two small launches that one can do. Which norm follows a weight is learned the first time; from then on, where
-a step is of exact rows, it is made with the sum and lies ready when asked for. Its bits are the same.
+two small launches that one can do. Which norm follows a weight is learned the first time; from then on,
+where a step is of exact rows, it is made with the sum and lies ready when asked for. Its bits are the same.
+Ops that overwrite the residual come through `add`, or take its norm first, or say so by `forget`.
 """
 
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def add(parts: Tensor, w: Weight, residual: Tensor) -> None:
         return
     pointwise.finish(parts, counts, residual=residual, bias=w.bias, out=residual)
     _latest[residual.device] = _Sum(residual, residual._version, w)
+
+
+def forget(device: torch.device) -> None:
+    """The latest sum is to be changed by a kernel, which torch does not count."""
+    _latest.pop(device, None)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:

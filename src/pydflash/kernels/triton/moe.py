@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.ops import MoeArgs, RowKind, Span
-from pydflash.kernels.triton import experts, layers, pointwise
+from pydflash.kernels.triton import experts, flow, layers, pointwise
 from pydflash.kernels.triton.experts import Stack
 from pydflash.kernels.triton.route import group, route
 from pydflash.kernels.triton.weights import packed_of
@@ -53,7 +53,7 @@ def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, .
     shared = args.shared
     feeders = [args.router] if shared is None else [args.router, shared.gate_up]
     widths = {up.first.width, *(packed_of(w).width for w in feeders)}
-    normed = {width: pointwise.norm(x, norm, eps, width) for width in widths}  # mostly one
+    normed = {width: flow.norm(x, norm, eps, width) for width in sorted(widths)}  # mostly one
     logits = layers.multiplied(normed[packed_of(args.router).width], args.router, spans)
     beside: Tensor | None = None
     if shared is not None:
