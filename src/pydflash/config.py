@@ -6,6 +6,7 @@ from typing import Any, Literal
 KvFormat = Literal["f32", "f16", "bf16", "q8_0"]
 PrefixChoice = Literal["on", "prompts", "off"]
 OpsChoice = Literal["auto", "triton", "cpu", "ref"]
+EmbeddingsChoice = Literal["auto", "device", "host"]
 
 
 def option(default: Any, help: str, *, flag: str | None = None) -> Any:
@@ -29,6 +30,11 @@ class RuntimeConfig:
     threads: int = option(0, "CPU threads; 0 means one per physical core this process may use")
     ops: OpsChoice = option(
         "auto", "kernels: auto, triton (GPUs), cpu (compiled C++) or ref (pure PyTorch)"
+    )
+    embeddings: EmbeddingsChoice = option(
+        "auto",
+        "where a GPU finds the embedding table: device, host (page-locked memory, read over the bus) or "
+        "auto (the host, unless the table is the output head too)",
     )
 
 

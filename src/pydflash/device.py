@@ -106,6 +106,41 @@ def free_bytes(name: str) -> int:
     return torch.cuda.mem_get_info(name)[0] + kept
 
 
+_ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def grow_in_place(name: str) -> bool:
+    """Have torch take a GPU's memory in pieces that grow where they are, from now on; whether it does.
+
+    Else every large tensor's block is rounded up by a megabyte or two, and a model has hundreds of them. The
+    user's own PYTORCH_ALLOC_CONF stands, and nothing changes but with NVIDIA's driver on Linux.
+    """
+    import torch
+
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is None:  # before torch 2.8
+        change = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+    asked = any(os.environ.get(variable) for variable in _ALLOC_CONF)
+    if asked or change is None or sys.platform != "linux" or torch.version.hip is not None:
+        return False
+    change("expandable_segments:True")
+    try:
+        torch.empty(1, device=name)
+    except RuntimeError:  # some virtual machines' GPUs cannot map memory so
+        change("expandable_segments:False")
+        return False
+    return True
+
+
+def ran_out(error: BaseException) -> bool:
+    """Is this what memory that runs out looks like? Torch has a type for it; the driver, when it loads a
+    kernel or locks pages, and libraries only say so."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    said = str(error).lower()
+    return any(w in said for w in ("out of memory", "alloc_failed", "can't allocate memory"))
+
+
 def default_threads(root: Path = _ROOT) -> int:
     """One thread per physical core this process may use."""
     return physical_cores(root)

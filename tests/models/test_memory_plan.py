@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pydflash.config import EngineConfig, RuntimeConfig, SpecConfig, StateConfig, StepConfig
+from pydflash.draft.dflash import DFlash
 from pydflash.draft.write import write_gguf
 from pydflash.engine.memory import GPU_RESERVE_BYTES, RESERVE_BYTES, plan_memory
 from pydflash.engine.request import Request
@@ -15,6 +16,7 @@ from pydflash.errors import CapacityError
 from pydflash.models.base import Footprint
 from pydflash.sampling.params import SamplingParams
 from pydflash.service.build import load
+from pydflash.spec.speculator import Speculator
 from pydflash.state.base import PagedKVSpec
 from tests.tiny.draft import tiny_config, tiny_draft
 from tests.tiny.gguf import tiny_gguf
@@ -102,6 +104,10 @@ def test_a_drafter_is_planned_for_and_its_file_let_go(tmp_path: Path) -> None:
     plan = loaded.plan
     tokens = 7 + 2 * 4 + 32  # recomputed, four nodes of each sequence, a prompt's chunk
     assert plan.taps == 3 * tokens * (2 * 64 * 4)  # two layers' outputs of 64 floats
+    proposer = loaded.engine.proposer
+    assert isinstance(proposer, Speculator)
+    assert isinstance(proposer.drafter, DFlash)
+    assert plan.drafter == pytest.approx(proposer.drafter.nbytes, rel=0.02)
     assert plan.step == plan.tape + plan.logits + plan.activations + plan.taps
     assert "features" in "\n".join(plan.lines())
     assert _resident_kb(draft) == 0
@@ -137,6 +143,16 @@ def test_plan_for_a_gpu() -> None:
     assert more.step - gpu.step == 8 * exact * 16384
     with pytest.raises(CapacityError, match="1,024 MiB of reserve"):
         plan_memory(**asked | {"available": GPU_RESERVE_BYTES}, on_gpu=True)
+
+
+def test_embeddings_on_the_host_are_told_and_not_counted() -> None:
+    asked: dict[str, Any] = {"specs": SPECS, "model_ctx": 512, "state": StateConfig()}
+    there = dataclasses.replace(PRINT, on_host=3 << 20)
+    asked |= {"available": 4 << 30, "on_gpu": True}
+    plan, plain = (plan_memory(footprint=f, **asked) for f in (there, PRINT))
+    assert (plan.lasting, plan.step) == (plain.lasting, plain.step)
+    assert "embeddings on the host 3 MiB" in plan.lines()[0]
+    assert "host" not in plain.lines()[0]
 
 
 SPECS = [PagedKVSpec(layer=0, kv_heads=2, head_dim=32)]  # a page of f16: 8 KiB

@@ -131,3 +131,36 @@ def test_devices_lists_the_cpu_first() -> None:
     assert first.name == "cpu"
     assert first.cores <= (os.cpu_count() or 1)
     assert all(other.name.startswith("cuda:") for other in others)
+
+
+def _allocator(monkeypatch: pytest.MonkeyPatch, *, works: bool = True) -> list[str]:
+    """What torch's allocator is told, on a machine whose GPU maps memory or does not."""
+    import torch
+
+    told: list[str] = []
+
+    def allocate(size: int, device: str) -> None:
+        if not works:
+            raise RuntimeError("CUDA driver error: operation not supported")
+
+    for variable in device._ALLOC_CONF:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
+    monkeypatch.setattr(torch, "empty", allocate)
+    return told
+
+
+def test_gpu_memory_grows_in_place_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _allocator(monkeypatch)
+    assert device.grow_in_place("cuda:0")
+    assert told == ["expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert not device.grow_in_place("cuda:0")
+    assert len(told) == 1, "the user's own setting stands"
+
+
+def test_a_gpu_that_cannot_map_memory_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _allocator(monkeypatch, works=False)
+    assert not device.grow_in_place("cuda:0")
+    assert told == ["expandable_segments:True", "expandable_segments:False"]

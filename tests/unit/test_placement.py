@@ -12,6 +12,7 @@ from pydflash.service import placement
 from pydflash.service.placement import (
     CPU,
     check_draft_device,
+    embeddings_on_host,
     first_fit,
     kernels_for,
     target_devices,
@@ -88,6 +89,24 @@ def test_kernels_of_a_gpu_are_tritons_unless_others_are_asked_for() -> None:
     assert kernels_for(torch.device("cuda:0"), "auto") == "triton"
     assert kernels_for(torch.device("cuda:0"), "ref") == "ref"
     assert kernels_for(CPU, "auto") == "auto"
+
+
+def test_embeddings_stay_on_the_host_where_that_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "available_memory_bytes", lambda: 1000)
+    auto, host = RuntimeConfig(), RuntimeConfig(embeddings="host")
+    assert embeddings_on_host(auto, "triton", 100)
+    assert not embeddings_on_host(auto, "triton", 400)  # too large to lock
+    assert embeddings_on_host(host, "triton", 400)
+    assert not embeddings_on_host(RuntimeConfig(embeddings="device"), "triton", 100)
+    for kernels, nbytes in (("ref", 100), ("auto", 100), ("triton", 0)):
+        assert not embeddings_on_host(auto, kernels, nbytes)
+    assert not caplog.text
+    assert not embeddings_on_host(host, "triton", 0)
+    assert "it is the output head as well" in caplog.text
+    assert not embeddings_on_host(host, "ref", 100)
+    assert "only Triton's kernels" in caplog.text
 
 
 def test_the_drafter_runs_beside_its_target() -> None:

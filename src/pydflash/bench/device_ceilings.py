@@ -45,6 +45,9 @@ def measure_device(device: torch.device, *, tries: int = 20) -> DeviceCeilings:
         read_bytes_s=nbytes / read_s,
         flops_s=2.0 * side**3 / _product(device, tries),
     )
+    # cuBLAS keeps a workspace, and with it the whole block that it lies in.
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
     trim(device)
     return found
 

@@ -19,7 +19,7 @@ from pydflash.bench.device_ceilings import measure_device
 from pydflash.bench.gpu_breakdown import breakdown
 from pydflash.bench.gpu_round import forced, round_
 from pydflash.bench.gpu_start import measure_start, words
-from pydflash.bench.gpu_subject import Subject, configured
+from pydflash.bench.gpu_subject import Before, Subject, configured
 from pydflash.bench.harness import Rig
 from pydflash.bench.machine import device_provenance
 from pydflash.config import EngineConfig
@@ -31,15 +31,15 @@ from pydflash.kernels.upload import trim
 Say = Callable[[str], None]
 Save = Callable[[dict[str, Any]], None]
 
-# In this order: what grows memory by itself comes after its peak is told.
+# Memory first: what others measure takes more of it than any service does.
 LOADED: dict[str, Callable[[Subject], dict[str, Any]]] = {
+    "memory": gpu_parts.memory,
     "step": gpu_parts.step,
     "verify": gpu_parts.verify,
     "prefill": gpu_parts.prefill,
     "decode": gpu_parts.decode,
     "round": round_,
     "forced": forced,
-    "memory": gpu_parts.memory,
     "breakdown": breakdown,
 }
 DRAFTED = ("round", "forced")
@@ -78,11 +78,13 @@ def measure_gpu(
 
     body = device_provenance(path, device)
     body["commit"] = commit or body["commit"]
+    context = _idle(device)
     tell(f"{body['device']}, torch {body['torch']}, commit {body['commit']}")
     floors = _ceilings(device, tell, body)
     save(body)
     if any(part in LOADED for part in parts):
         subject = _load(path, config, floors, repeats, tell, body)
+        subject.before.context = context
         for part in parts:
             if part in LOADED and (part not in DRAFTED or subject.speculator is not None):
                 _run(part, LOADED[part], subject, body, save)
@@ -118,8 +120,6 @@ def _device(name: str) -> torch.device:
 def _ceilings(device: torch.device, say: Say, body: dict[str, Any]) -> Ceilings:
     """Before the load, so that its memory is not the model's."""
     found = measure_device(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     say(
         f"copy {found.copy_bytes_s / 1e9:.0f} GB/s, read {found.read_bytes_s / 1e9:.0f} GB/s, "
         f"dense products {found.flops_s / 1e12:.1f} Tflop/s"
@@ -136,10 +136,7 @@ def _load(
     say: Say,
     body: dict[str, Any],
 ) -> Subject:
-    used = 0
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        used = total - free
+    before = Before.now(_device(config.runtime.target_device))
     began = time.perf_counter()
     rig = Rig(path, config)
     body["load_s"] = time.perf_counter() - began
@@ -148,7 +145,7 @@ def _load(
         say(f"  {line}")
     body["ops"] = rig.ops.name
     body["threads"] = rig.threads
-    return Subject(rig=rig, floors=floors, say=say, repeats=repeats, used_before=used)
+    return Subject(rig=rig, floors=floors, say=say, repeats=repeats, before=before)
 
 
 def _eight(
@@ -181,3 +178,11 @@ def _start(say: Say, path: Path, config: EngineConfig) -> dict[str, Any]:
 def _free(device: torch.device) -> None:
     gc.collect()
     trim(device)
+
+
+def _idle(device: torch.device) -> int:
+    """Bytes of the device that are taken when this process can use it and has allocated nothing: its own
+    context, and whatever others have there."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Before.now(device).used

@@ -8,12 +8,14 @@ import torch
 
 from pydflash.bench.gpu_subject import SETTLE, Subject, ms
 from pydflash.bench.report import Samples
+from pydflash.kernels.ops import PAGE_SIZE
 
 ROWS = (24, 2, 4, 8, 16, 32, 64)
 DEEP = 16384
 PREFILL = 2048
 DECODE = 64  # steps
 TOGETHER = 8
+ROUNDS_HELD = 6  # rounds after which memory is as large as it gets
 
 Figures = dict[str, Any]
 
@@ -95,11 +97,13 @@ def eight(subject: Subject) -> Figures:
 
 
 def memory(subject: Subject) -> Figures:
-    """The most that was held, beside the plan."""
-    plan, device = subject.rig.plan, subject.rig.ops.device
-    parts = ("weights", "kv", "recurrent", "drafter", "rings", "graphs", "rope", "tape")
-    out: Figures = {name: getattr(plan, name) for name in (*parts, "activations", "logits")}
+    """The most that loading and two answers held, the second in a full context, beside the plan."""
+    plan, device, before = subject.rig.plan, subject.rig.ops.device, subject.before
+    parts = ("weights", "on_host", "kv", "recurrent", "drafter", "rings", "graphs", "rope", "tape")
+    out: Figures = {name: getattr(plan, name) for name in (*parts, "activations", "logits", "taps")}
     out |= {"planned": plan.lasting + plan.step, "max_ctx": plan.max_ctx}
+    loaded = _most(device)
+    _answers(subject)
     if device.type != "cuda":
         subject.say(f"planned {_gib(out['planned'])}; memory in use is told on a GPU only")
         return out
@@ -110,17 +114,37 @@ def memory(subject: Subject) -> Figures:
         "torch_reserved": reserved,
         "torch_peak_reserved": peak,
         "torch_peak_allocated": torch.cuda.max_memory_allocated(device),
+        "torch_peak_loading": loaded,
+        "context": before.context,
+        "device_used_before_load": before.used,
+        "torch_reserved_before_load": before.reserved,
         "device_used": used,
-        "device_used_before_load": subject.used_before,
+        "code": used - reserved - before.context,
         "peak": used - reserved + peak,
     }
     subject.say(
-        f"memory: peak {_gib(out['peak'])} of the whole device with everything on it (torch "
-        f"{_gib(peak)}, allocated {_gib(out['torch_peak_allocated'])}; {_gib(subject.used_before)} were "
-        f"taken before the load); planned {_gib(out['planned'])}: weights {_gib(plan.weights)}, "
-        f"kv {_gib(plan.kv)}, recurrent {_gib(plan.recurrent)}, drafter {_gib(plan.drafter)}"
+        f"memory: peak {_gib(out['peak'])} of the whole device: torch {_gib(peak)} (tensors "
+        f"{_gib(out['torch_peak_allocated'])}, while loading {_gib(loaded)}), context and others "
+        f"{_gib(before.context)}, kernels and graphs {_gib(out['code'])}; planned "
+        f"{_gib(out['planned'])}: weights {_gib(plan.weights)}, kv {_gib(plan.kv)}, recurrent "
+        f"{_gib(plan.recurrent)}, drafter {_gib(plan.drafter)}; on the host {_gib(plan.on_host)}"
     )
     return out
+
+
+def _answers(subject: Subject) -> None:
+    """A short prompt and one that fills the context, each with some rounds after it."""
+    drafts = subject.speculator is not None
+    most = subject.rig.ctx - 2 * ROUNDS_HELD * PAGE_SIZE
+    for tokens in sorted({subject.depth, max(subject.depth, most)}):
+        count = min(2 * ROUNDS_HELD * PAGE_SIZE, subject.rig.ctx - tokens) - 1
+        with subject.session(tokens, count, speculate=drafts) as session:
+            session.read()
+            session.steps(ROUNDS_HELD)
+
+
+def _most(device: torch.device) -> int:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
 
 
 def _step(subject: Subject, rows: int, depth: int) -> Figures:

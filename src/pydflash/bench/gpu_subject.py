@@ -1,7 +1,10 @@
 """Subject: what the parts of the GPU bench share: the loaded model, clocks, ceilings, and where to speak."""
 
+import gc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from pydflash.bench.ceilings import Ceilings
 from pydflash.bench.harness import Rig
@@ -9,12 +12,34 @@ from pydflash.bench.llama_cpp import pattern
 from pydflash.bench.session import Session
 from pydflash.bench.stopwatch import Stopwatch
 from pydflash.config import EngineConfig
+from pydflash.kernels.upload import trim
 from pydflash.spec.speculator import Speculator
 
 CHUNK = 2048  # prompt tokens of a step, where the user does not say
 BUDGET = 22  # drafted nodes of a round, where the user does not say
 DEPTH = 512  # positions stored beforehand, as far as the context allows
 SETTLE = 3  # steps before any that counts: they capture and compile
+
+
+@dataclass(slots=True, kw_only=True)
+class Before:
+    """Bytes of the device before the load: `used` by all, `reserved` of them by torch; `context` were used
+    when the process had only just begun."""
+
+    used: int = 0
+    reserved: int = 0
+    context: int = 0
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Before":
+        """Peaks are counted from here on, and nothing is held that need not be."""
+        if device.type != "cuda":
+            return cls()
+        gc.collect()
+        trim(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(used=total - free, reserved=torch.cuda.memory_reserved(device))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +50,7 @@ class Subject:
     floors: Ceilings
     say: Callable[[str], None]
     repeats: int = 20
-    used_before: int = 0  # bytes of the device taken before the load
+    before: Before = field(default_factory=Before)
 
     @property
     def watch(self) -> Stopwatch:

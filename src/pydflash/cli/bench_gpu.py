@@ -29,7 +29,7 @@ def gpu(
 ) -> None:
     """Measure steps, trees, rounds, prefill, memory and start on one loaded model, and where time goes.
 
-    Parts are ceilings, step, verify, prefill, decode, round, forced, memory, breakdown, eight and start; a
+    Parts are ceilings, memory, step, verify, prefill, decode, round, forced, breakdown, eight and start; a
     part that fails does not stop the next. Rounds need --draft FILE. With --json F, figures are saved after
     every part, and F's name with .md and .svg gets the tables and the picture.
     """

@@ -54,6 +54,7 @@ class MemoryPlan:
     graphs: int = 0  # what captured steps keep of their results, and the places that padding writes
     reserve: int = RESERVE_BYTES
     chunk: int = 256  # prompt tokens of a step
+    on_host: int = 0  # embeddings that a GPU reads from the host's memory: no part of the sums
 
     @property
     def kv(self) -> int:
@@ -83,8 +84,9 @@ class MemoryPlan:
         drafter = f"drafter {_mib(self.drafter)}, its context {_mib(self.rings)}"
         taps = f", the drafter's features {_mib(self.taps)}" if self.taps else ""
         tape = f", operands until the commit {_mib(self.tape)}" if self.tape else ""
+        on_host = f", embeddings on the host {_mib(self.on_host)}" if self.on_host else ""
         return [
-            f"weights {_mib(self.weights)}{decoded}, rotary tables {_mib(self.rope)}",
+            f"weights {_mib(self.weights)}{decoded}{on_host}, rotary tables {_mib(self.rope)}",
             f"kv cache {_mib(self.kv)} ({self.pages} pages of {PAGE_SIZE} positions, "
             f"{self.page / PAGE_SIZE / 1024:.1f} KiB a position)",
             *([recurrent] if self.slots else []),
@@ -190,6 +192,7 @@ def plan_memory(
         graphs=graphs,
         reserve=reserve,
         chunk=chunk,
+        on_host=footprint.on_host,
     )
 
 

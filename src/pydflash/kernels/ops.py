@@ -420,6 +420,8 @@ class OpTable:
         _as_stored  # of a prepared matrix, by rows, cols
     )
     keeps: int = 0  # bytes of decoded weights that are kept between calls, at most
+    # Prepares an embedding table that `embed` alone reads, for the host's memory; None: like any weight.
+    host_table: Callable[[QuantTensor], Weight] | None = None
     store_kv: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], None] = Missing("store_kv")
     top: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = Missing("top")
     argmax: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = Missing("argmax")

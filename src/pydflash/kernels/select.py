@@ -24,14 +24,19 @@ class Candidate:
     reason: str | None
 
 
-def build(device: torch.device, *, ops: str = "auto", threads: int = 1) -> OpTable:
-    """The OpTable for `device`. `ops` is "auto" or a backend's name, which then must be able to serve."""
+def build(
+    device: torch.device, *, ops: str = "auto", threads: int = 1, host_tables: bool = False
+) -> OpTable:
+    """The OpTable for `device`. `ops` is "auto" or a backend's name, which then must be able to serve.
+
+    `host_tables`: a GPU's embedding tables are to stay in the host's memory, where its kernels can.
+    """
     if ops not in ("auto", *_BACKENDS):
         raise UnsupportedError(f"--ops {ops} is unknown; choose auto, {' or '.join(_BACKENDS)}")
     for name in _BACKENDS if ops == "auto" else (ops,):
         reason = _reason(name, device)
         if reason is None:
-            return _make(name, device, threads)
+            return _make(name, device, threads, host_tables)
     raise UnsupportedError(f"--ops {ops} cannot serve {device}: {reason}")
 
 
@@ -92,7 +97,7 @@ def _reason(name: str, device: torch.device) -> str | None:
     return library.unavailable()
 
 
-def _make(name: str, device: torch.device, threads: int) -> OpTable:
+def _make(name: str, device: torch.device, threads: int, host_tables: bool = False) -> OpTable:
     if name == "cpu":
         from pydflash.kernels.cpu import ops as cpu_ops
 
@@ -100,5 +105,5 @@ def _make(name: str, device: torch.device, threads: int) -> OpTable:
     if name == "triton":
         from pydflash.kernels.triton import ops as triton_ops
 
-        return triton_ops.build_ops(device)
+        return triton_ops.build_ops(device, host_tables)
     return ref_ops.build_ops(device)

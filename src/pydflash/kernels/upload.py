@@ -82,6 +82,14 @@ def end_pushes() -> None:
     _stagings.clear()
 
 
+def page_locked(size: int, device: torch.device) -> Tensor:
+    """uint8 [size] on the host, at addresses that kernels of a GPU may read. Raises MemoryError."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    except RuntimeError as error:  # of the driver, or torch's own
+        raise MemoryError(f"no {size >> 20} MiB of page-locked memory: {error}") from error
+
+
 def fetch(tensors: Sequence[Tensor]) -> list[Array]:
     """Tensors of one device as arrays on the host, waiting for it once."""
     device = tensors[0].device

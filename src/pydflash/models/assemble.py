@@ -33,9 +33,9 @@ def assemble(
     The ends come first: while a matrix is repacked, its bytes in the file are in memory beside it, and
     these are the largest.
     """
-    token_embd = bind.weight({"token_embd.weight": sizes.vocab}, sizes.hidden)
-    output_norm = bind.vector("output_norm.weight", sizes.hidden)
     tied = not bind.has("output.weight")
+    token_embd = bind.weight({"token_embd.weight": sizes.vocab}, sizes.hidden, table=not tied)
+    output_norm = bind.vector("output_norm.weight", sizes.hidden)
     output = token_embd if tied else bind.weight({"output.weight": sizes.vocab}, sizes.hidden)
     blocks = [block(layer) for layer in range(sizes.layers)]
     bind.finish()

@@ -27,7 +27,7 @@ class Footprint:
 
     `weights` as the kernels hold them; `decoded` what they keep of them in F32 besides (the reference
     kernels); `position` of the rotary tables; `token` of a step's activations; `logits` of one row;
-    `query` of a token's queries in one layer.
+    `query` of a token's queries in one layer; `on_host` of embeddings that a GPU reads from the host.
     """
 
     weights: int
@@ -36,6 +36,7 @@ class Footprint:
     token: int
     logits: int
     query: int = 0
+    on_host: int = 0
 
 
 class Block(Protocol):

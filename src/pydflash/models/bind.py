@@ -38,12 +38,12 @@ class Binder:
     ) -> Weight:
         """A product operand merged along rows from named parts {name: rows}, each [rows, cols].
 
-        With `bias`, each part's `.bias` is added when the file has one. A `table` is an embedding, which
-        every readable format can serve.
+        With `bias`, each part's `.bias` is added when the file has one. A `table` is of one part and only
+        looked up in; the ops may have another place for it.
         """
         tensors = [self._take(name, (rows, cols)) for name, rows in parts.items()]
         scales = [self._scale(name, 1) for name in parts]
-        weight = self._prepare(tensors, scales, 0, self._bias(parts) if bias else None)
+        weight = self._prepare(tensors, scales, 0, self._bias(parts) if bias else None, table)
         self._release(parts)
         return weight
 
@@ -94,6 +94,7 @@ class Binder:
         scales: list[Tensor | None],
         index: int,
         bias: Tensor | None,
+        table: bool = False,
     ) -> Weight:
         for t in tensors:
             if t.format.name not in self.ops.formats:
@@ -101,7 +102,10 @@ class Binder:
                     f"{t.name} is {t.format.name}; the {self.ops.name} backend has no kernel for it; "
                     "run with --ops ref or requantise the file with `pydflash quantize`"
                 )
-        weight = self.ops.prepare(tensors, bias)
+        if table and self.ops.host_table is not None:
+            weight = self.ops.host_table(tensors[0])
+        else:
+            weight = self.ops.prepare(tensors, bias)
         if any(s is not None for s in scales):
             if not self.ops.scales:
                 raise UnsupportedError(

@@ -51,6 +51,12 @@ class Description:
     config: ModelConfig
     module: Any
 
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes in the file of an embedding that only embeds; 0 where it is the head as well."""
+        tensors = self.checkpoint.tensors
+        return tensors["token_embd.weight"].nbytes if "output.weight" in tensors else 0
+
     def footprint(self, ops: OpTable) -> Footprint:
         """What loading it with these kernels will take."""
         return _footprint(self.checkpoint, self.config, ops)
@@ -65,7 +71,7 @@ class Description:
 
 
 def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Footprint:
-    weights = decoded = 0
+    weights = decoded = on_host = 0
     tied = "output.weight" not in checkpoint.tensors
     for info in checkpoint.tensors.values():
         if layer_of(info.name) >= config.layers or info.name.startswith("mtp."):
@@ -75,8 +81,13 @@ def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Foo
             weights += 4 * elements
             continue
         *stacked, rows, cols = info.shape
-        weights += prod(stacked) * ops.held_bytes(info.format, rows, cols)
-        if info.name != "token_embd.weight" or tied:
+        held = prod(stacked) * ops.held_bytes(info.format, rows, cols)
+        is_table = info.name == "token_embd.weight" and not tied
+        if is_table and ops.host_table is not None:
+            on_host += held
+            continue
+        weights += held
+        if not is_table:
             decoded += 4 * elements
     return Footprint(
         weights=weights,
@@ -85,6 +96,7 @@ def _footprint(checkpoint: Checkpoint, config: ModelConfig, ops: OpTable) -> Foo
         token=4 * config.width,
         logits=4 * config.vocab,
         query=4 * config.heads * config.head_dim,
+        on_host=on_host,
     )
 
 

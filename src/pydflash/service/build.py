@@ -17,20 +17,21 @@ import torch
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
 from pydflash.config import EngineConfig, KvFormat, PrefixChoice
-from pydflash.device import default_threads, free_bytes
+from pydflash.device import default_threads, free_bytes, grow_in_place, ran_out
 from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
 from pydflash.engine.graphs import GraphPool
 from pydflash.engine.memory import MemoryPlan, plan_memory
 from pydflash.engine.states import States, layer_states
-from pydflash.errors import CheckpointError, ConfigError
+from pydflash.errors import CapacityError, CheckpointError, ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
-from pydflash.kernels.upload import end_pushes
-from pydflash.models.load import describe
+from pydflash.kernels.upload import end_pushes, trim
+from pydflash.models.load import Description, describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
 from pydflash.service.placement import (
     check_draft_device,
+    embeddings_on_host,
     first_fit,
     kernels_for,
     target_devices,
@@ -109,10 +110,11 @@ def load(
     )
     nodes = proposer.max_nodes if proposer else drafting.settings.max_nodes if drafting else 1
 
-    def fit(device: torch.device) -> tuple[OpTable, MemoryPlan]:
+    def attempt(device: torch.device) -> tuple[OpTable, MemoryPlan, Engine]:
         kernels = kernels_for(device, config.runtime.ops)
-        ops = select.build(device, ops=kernels, threads=threads)
-        return ops, plan_memory(
+        tables = embeddings_on_host(config.runtime, kernels, described.table_nbytes)
+        ops = select.build(device, ops=kernels, threads=threads, host_tables=tables)
+        plan = plan_memory(
             footprint=described.footprint(ops),
             specs=described.config.state_specs(),
             model_ctx=described.config.max_positions,
@@ -120,17 +122,54 @@ def load(
             available=free_bytes(str(device)),
             step=config.step,
             nodes=nodes,
-            drafter=drafting.nbytes if drafting else 0,
+            drafter=drafting.held(ops) if drafting else 0,
             rings=drafting.rings(sequences) if drafting else 0,
             features=drafting.features if drafting else 0,
             on_gpu=device.type != "cpu",
         )
+        check_draft_device(config.runtime, device)
+        try:
+            engine = _build(described, config, ops, plan, tokenizer, drafting, proposer, progress)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            raise CapacityError(_no_room(device, plan, error)) from error
+        finally:
+            end_pushes()
+        return ops, plan, engine
 
-    ops, plan = first_fit(target_devices(config.runtime), fit)
-    check_draft_device(config.runtime, ops.device)
+    ops, plan, engine = first_fit(target_devices(config.runtime), attempt)
+    return Loaded(
+        name=checkpoint.meta.str("general.name", default=path.stem),
+        path=path,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        plan=plan,
+        ops=ops.name,
+        device=str(ops.device),
+        threads=threads,
+        load_s=time.perf_counter() - start,
+        drafter=_drafter_name(drafting),
+    )
+
+
+def _build(
+    described: Description,
+    config: EngineConfig,
+    ops: OpTable,
+    plan: MemoryPlan,
+    tokenizer: Tokenizer,
+    drafting: Drafting | None,
+    proposer: Proposer | None,
+    progress: Callable[[int, int], None] | None,
+) -> Engine:
+    """Everything that takes the memory of the plan."""
+    checkpoint, sequences = described.checkpoint, config.state.max_concurrency
     on_gpu = ops.device.type != "cpu"
     if on_gpu:
         torch.cuda.set_device(ops.device)  # of this thread, which will drive the engine
+        grow_in_place(str(ops.device))
     for line in plan.lines() if on_gpu else ():
         log.info(line)
     done = 0
@@ -161,7 +200,8 @@ def load(
     if not ops.borrows:
         checkpoint.release()
     _trim()
-    _check_vocabulary(tokenizer, model.vocab_size, path)
+    trim(ops.device)
+    _check_vocabulary(tokenizer, model.vocab_size, checkpoint.path)
     pool = PagePool(plan.pages)
     states = States(
         pool,
@@ -177,8 +217,8 @@ def load(
     if drafting is not None and drafter is not None:
         proposer = build_speculator(drafting, drafter, graphs, states, plan.max_ctx)
     else:
-        graphs.capture([nodes])
-    engine = Engine(
+        graphs.capture([proposer.max_nodes if proposer is not None else 1])
+    return Engine(
         model,
         states,
         max_ctx=plan.max_ctx,
@@ -190,18 +230,17 @@ def load(
         proposer=proposer,
         graphs=graphs,
     )
-    return Loaded(
-        name=checkpoint.meta.str("general.name", default=path.stem),
-        path=path,
-        engine=engine,
-        tokenizer=tokenizer,
-        template=template,
-        plan=plan,
-        ops=ops.name,
-        device=str(ops.device),
-        threads=threads,
-        load_s=time.perf_counter() - start,
-        drafter=_drafter_name(drafting),
+
+
+def _no_room(device: torch.device, plan: MemoryPlan, error: BaseException) -> str:
+    planned, free = (plan.lasting + plan.step) >> 20, plan.available >> 20
+    said = (
+        str(error).partition(" GPU ")[0] or "no more was said"
+    )  # torch goes on about its allocator
+    return (
+        f"the memory of {device} ran out while the model was loaded: {said} Planned were {planned:,} MiB "
+        f"of {free:,} free; use a smaller --max-ctx, --cache-type-k q8_0 --cache-type-v q8_0, fewer "
+        "sequences (--max-concurrency) or a smaller quantisation, or free memory"
     )
 
 

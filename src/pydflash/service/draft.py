@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ MOST_NODES = 32
 RINGS_PER_SEQUENCE = 2
 """A running sequence's drafter context, and one for the conversation it may leave behind."""
 LOOKUP = "lookup"
+_TWICE = ("attn_k.weight", "attn_v.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +48,17 @@ class Drafting:
     settings: Settings
     window: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the drafter's weights."""
-        return 0 if self.file is None else self.file.checkpoint.nbytes
+    def held(self, ops: OpTable) -> int:
+        """Bytes of the drafter's weights as these kernels hold them. Those of keys and values serve twice: in
+        their layer, and beside the other layers' for the context."""
+        total = 0
+        for info in () if self.file is None else self.file.checkpoint.tensors.values():
+            if len(info.shape) == 2:
+                own = ops.held_bytes(info.format, *info.shape)
+                total += 2 * own if info.name.endswith(_TWICE) else own
+            else:
+                total += max(4 * prod(info.shape), info.nbytes)
+        return total
 
     @property
     def features(self) -> int:

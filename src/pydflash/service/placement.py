@@ -1,5 +1,6 @@
 """Where a model runs: `--target-device` and `--draft-device` as torch devices, refused with a remedy."""
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -7,9 +8,10 @@ from typing import TypeVar
 import torch
 
 from pydflash.config import RuntimeConfig
-from pydflash.device import DeviceInfo, gpus, torch_name
+from pydflash.device import DeviceInfo, available_memory_bytes, gpus, torch_name
 from pydflash.errors import CapacityError, ConfigError, UnsupportedError
 from pydflash.kernels import select
+from pydflash.kernels.upload import trim
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -60,13 +62,33 @@ def kernels_for(device: torch.device, ops: str) -> str:
     return "triton" if ops == "auto" and device.type != "cpu" else ops
 
 
+def embeddings_on_host(runtime: RuntimeConfig, kernels: str, nbytes: int) -> bool:
+    """Does a model's embedding table stay in the host's memory? `nbytes` of it, 0 if it is the head as well.
+
+    Page-locking more than a container may use would end the process rather than fail, so auto looks first.
+    """
+    asked = runtime.embeddings
+    if kernels != "triton" or not nbytes:
+        if asked == "host":
+            why = (
+                "only Triton's kernels read it there" if nbytes else "it is the output head as well"
+            )
+            log.warning("--embeddings host: the table stays with the weights; %s", why)
+        return False
+    # Packed it may be half as large again, and torch rounds page-locked memory up to a power of two.
+    return asked == "host" or (asked == "auto" and 3 * nbytes < available_memory_bytes())
+
+
 def first_fit(devices: Sequence[torch.device], fit: Callable[[torch.device], T]) -> T:
     """What `fit` makes of the first device that has room; the last one's refusal is the answer."""
     for device in devices[:-1]:
         try:
             return fit(device)
         except CapacityError as error:
-            log.warning("not on %s: %s", device, error)
+            log.warning("not on %s: %s", device, str(error))  # a record may outlive this
+        # What was there already goes with the error, but for what refers to itself.
+        gc.collect()
+        trim(device)
     return fit(devices[-1])
 
 

@@ -1,4 +1,5 @@
-"""Rows of an embedding table, decoded where they lie packed."""
+"""Rows of an embedding table, decoded where they lie packed: on the device, or in page-locked memory of the
+host, which the device reads over the bus (see `weights.prepare_table`)."""
 
 import torch
 import triton
@@ -6,7 +7,6 @@ import triton.language as tl
 
 from pydflash.kernels.ops import Weight
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.pack import UNIT
 from pydflash.kernels.triton.weights import packed_of
 
 Tensor = torch.Tensor
@@ -20,60 +20,76 @@ _LOW_POWER = tl.constexpr(decode.LOW_POWER)
 _HIGH_POWER = tl.constexpr(decode.HIGH_POWER)
 
 
-@triton.jit
-def _half_of(scales_ptr, at, o_half):
-    """The first or second f16 of the packed pair at `at`, as f32."""
-    word = tl.load(scales_ptr + at)
-    return (
-        ((word >> (16 * o_half)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    )
+BLOCK_U = 8
+"""Units of a program. Its words are then 512 bytes in a row: over a bus it is requests that count."""
 
 
 @triton.jit
-def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.constexpr):
-    """f32 [128]: one row's values in a unit, before the row's scale."""
-    LOW: tl.constexpr = 2.0**-_LOW_POWER
-    HIGH: tl.constexpr = 2.0**-_HIGH_POWER
-    k = tl.arange(0, 128)
-    block = (row // 64).to(tl.int64) * units + unit
-    r = row % 64
-    if KIND == _F16:
-        values = tl.load(words_ptr + block * 8192 + r * 128 + k).to(tl.float32)
-    elif KIND == _BYTE:
-        half, j, c = k // 64, k % 64 // 16, k % 16
-        word = tl.load(words_ptr + block * 2048 + half * 1024 + r * 16 + c)
-        code = ((word >> (8 * j)) & 255).to(tl.float32) - 128.0
-        values = code * _half_of(scales_ptr, block * 128 + r * 2 + half, j // 2) * LOW
-    else:
-        j, c = k // 16, k % 16
-        at = block * 1024 + r * 16 + c
-        is_high = j // 2 % 2
-        code = (tl.load(words_ptr + at) >> (j // 4 * 16 + j % 2 * 8 + is_high * 4)) & 15
-        if KIND == _SIX or KIND == _FIVE:
-            code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
-        power = tl.where(is_high != 0, HIGH, LOW)
-        if KIND == _SIX:
-            scale = _half_of(scales_ptr, block * 256 + r * 4 + j // 2, j % 2)
-            values = (code - 32).to(tl.float32) * (scale * power)
-        else:
-            s = block * 512 + r * 8 + j if KIND == _FINE else block * 256 + r * 4 + j // 2
-            scale, less = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)
-            values = code.to(tl.float32) * (scale * power) + less
-    return values
+def _column(pairs, o_g, g: tl.constexpr):
+    """Column g of int32 [n, groups]."""
+    return tl.sum(tl.where(o_g == g, pairs, 0), 1)
+
+
+@triton.jit
+def _half_of(word, which: tl.constexpr):
+    """The first or second f16 of a packed pair, as f32."""
+    bits = (word >> (16 * which)) & 0xFFFF
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def embed_kernel(
     tokens_ptr, words_ptr, high_ptr, scales_ptr, row_scale_ptr, out_ptr, K, units,
-    KIND: tl.constexpr,
+    KIND: tl.constexpr, TILE: tl.constexpr, BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """out f32 [T, K]. Grid (T, units)."""
-    i_t, unit = tl.program_id(0), tl.program_id(1)
+    """out f32 [T, K]. Grid (T, blocks of units)."""
+    i_t = tl.program_id(0)
+    o_u = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    is_u = (o_u < units)[:, None]
     row = tl.load(tokens_ptr + i_t)
-    values = decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND)
-    k = unit * 128 + tl.arange(0, 128)
-    values *= tl.load(row_scale_ptr + row)
-    tl.store(out_ptr + i_t.to(tl.int64) * K + k, values, mask=k < K)
+    r = row % TILE
+    unit = ((row // TILE).to(tl.int64) * units + o_u)[:, None]
+    row_scale = tl.load(row_scale_ptr + row)
+    out = out_ptr + i_t.to(tl.int64) * K
+    if KIND == _F16:
+        o_k = tl.arange(0, 128)[None, :]
+        values = tl.load(words_ptr + unit * (128 * TILE) + r * 128 + o_k, mask=is_u, other=0.0)
+        k = o_u[:, None] * 128 + o_k
+        tl.store(out + k, values.to(tl.float32) * row_scale, mask=is_u & (k < K))
+    else:
+        LOW: tl.constexpr = 2.0**-_LOW_POWER
+        HIGH: tl.constexpr = 2.0**-_HIGH_POWER
+        BYTES: tl.constexpr = KIND == _BYTE
+        SIXES: tl.constexpr = KIND == _SIX or KIND == _FIVE
+        HALVES: tl.constexpr = 2 if BYTES else 1
+        GROUPS: tl.constexpr = 2 if BYTES else 8 if KIND == _FINE else 4
+        o_c, o_g = tl.arange(0, 16)[None, :], tl.arange(0, GROUPS)[None, :]
+        pairs = tl.load(scales_ptr + unit * (GROUPS * TILE) + r * GROUPS + o_g, mask=is_u, other=0)
+        at = r * 16 + o_c
+        if SIXES:
+            more = tl.load(high_ptr + unit * (16 * TILE) + at, mask=is_u, other=0).to(tl.int32)
+        for half in tl.static_range(HALVES):
+            words = words_ptr + unit * (HALVES * 16 * TILE) + half * (16 * TILE)
+            word = tl.load(words + at, mask=is_u, other=0)
+            for j in tl.static_range(8 // HALVES):
+                if BYTES:
+                    scale = _half_of(_column(pairs, o_g, half), j // 2)
+                    code = ((word >> (8 * j)) & 255) - 128
+                    values = code.to(tl.float32) * (scale * LOW)[:, None]
+                else:
+                    code = (word >> (j // 4 * 16 + j % 2 * 8 + j // 2 % 2 * 4)) & 15
+                    if SIXES:
+                        code |= ((more >> (2 * j)) & 3) << 4
+                    power = HIGH if j // 2 % 2 else LOW
+                    pair = _column(pairs, o_g, j if KIND == _FINE else j // 2)
+                    if KIND == _SIX:
+                        scale = _half_of(pair, j % 2) * power
+                        values = (code - 32).to(tl.float32) * scale[:, None]
+                    else:
+                        scale, less = _half_of(pair, 0) * power, _half_of(pair, 1)
+                        values = code.to(tl.float32) * scale[:, None] + less[:, None]
+                k = o_u[:, None] * 128 + half * 64 + j * 16 + o_c
+                tl.store(out + k, values * row_scale, mask=is_u & (k < K))
 
 
 def embed(weight: Weight, tokens: Tensor) -> Tensor:
@@ -82,7 +98,7 @@ def embed(weight: Weight, tokens: Tensor) -> Tensor:
     planes = packed.segments[0].planes
     out = torch.empty(len(tokens), weight.cols, dtype=torch.float32, device=tokens.device)
     if len(tokens):
-        embed_kernel[(len(tokens), packed.width // UNIT)](
+        embed_kernel[(len(tokens), triton.cdiv(packed.units, BLOCK_U))](
             tokens,
             planes.words,
             planes.words if planes.high is None else planes.high,
@@ -92,6 +108,8 @@ def embed(weight: Weight, tokens: Tensor) -> Tensor:
             weight.cols,
             packed.units,
             KIND=planes.kind,
+            TILE=planes.tile,
+            BLOCK_U=BLOCK_U,
             num_warps=1,
         )
     return out

@@ -1,5 +1,6 @@
 """The OpTable of Triton's kernels: the fused ops, each from a file of its own."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -21,12 +22,24 @@ from pydflash.kernels.triton.top import top
 from pydflash.kernels.triton.tree import grow_trees, lineage, walk_trees
 from pydflash.quant.tensor import QuantTensor
 
+log = logging.getLogger(__name__)
 
-def build_ops(device: torch.device) -> OpTable:
-    """Kernels for one GPU (or, under Triton's interpreter, for small tests on the CPU)."""
+
+def build_ops(device: torch.device, host_tables: bool = False) -> OpTable:
+    """Kernels for one GPU (or, under Triton's interpreter, for small tests on the CPU).
+
+    `host_tables`: embedding tables stay on the host, as far as page-locked memory is to be had.
+    """
 
     def prepare(parts: Sequence[QuantTensor], bias: torch.Tensor | None = None) -> Weight:
         return weights.prepare(parts, device, bias)
+
+    def host_table(part: QuantTensor) -> Weight:
+        try:
+            return weights.prepare_table(part, device)
+        except MemoryError as error:
+            log.warning("%s goes to %s: %s", part.name, device, error)
+            return weights.prepare([part], device, None)
 
     return OpTable(
         name="triton",
@@ -44,6 +57,7 @@ def build_ops(device: torch.device) -> OpTable:
         copy_slots=copy_slots,
         formats=FORMATS,
         held_bytes=held_bytes,
+        host_table=host_table if host_tables else None,
         delta=delta,
         delta_layer=layers.delta_layer,
         delta_commit=delta_commit,

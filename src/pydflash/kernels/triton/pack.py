@@ -13,11 +13,13 @@ BYTE          int32 [2, 64, 16]                                       [64, 2] sc
 F16           f16 [64, 128]
 
 Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE), nibbles in the
-order `NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time.
+order `NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time. A
+table that is only looked up in has tiles of one row instead: what a row needs then lies side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -37,6 +39,7 @@ from pydflash.kernels.triton.decode import (
     NIBBLE_ORDER,
     SIX,
 )
+from pydflash.kernels.upload import push
 from pydflash.quant.formats import QuantFormat
 from pydflash.quant.tensor import QuantTensor
 
@@ -44,15 +47,16 @@ Tensor = torch.Tensor
 
 TILE = 64
 UNIT = 128
-_SLICE = 1 << 24  # elements packed at a time, so that intermediates stay at hundreds of megabytes
+_SLICE = 1 << 23  # elements packed at a time, so that intermediates stay below 128 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planes:
-    """One packed tensor: `kind`, rows [N], and the planes described above, tiles first."""
+    """One packed tensor: `kind`, rows [N], rows of a tile, and the planes described above, tiles first."""
 
     kind: int
     rows: int
+    tile: int = TILE
     words: Tensor
     high: Tensor | None
     scales: Tensor | None
@@ -64,38 +68,105 @@ class Planes:
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 
-def pack(tensor: QuantTensor) -> Planes:
-    """`tensor`'s data on the device where the planes are wanted. Rows and inputs are padded with zeros."""
-    name = tensor.format.name
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    units = -(-tensor.cols // UNIT)
-    if name not in _CODES:
-        return _pack_halves(tensor, units)
-    kind, codes_of = _CODES[name]
-    step = max(TILE, _SLICE // tensor.cols // TILE * TILE)
-    pieces = [
-        _pack_slice(kind, codes_of, rows[i : i + step], tensor, units)
-        for i in range(0, len(rows), step)
-    ]
-    words, high, scales, row_scale = (_cat(parts) for parts in zip(*pieces, strict=True))
+def pack(
+    parts: Sequence[QuantTensor],
+    device: torch.device,
+    *,
+    tile: int = TILE,
+    place: Callable[[int], Tensor] | None = None,
+) -> Planes:
+    """Tensors of one format, one below the other, packed on `device`; their data may be anywhere.
+
+    Rows and inputs are padded with zeros. `place`: where so many bytes of planes go, uint8 [n]; by default
+    on the device. `row_scale` is always there.
+    """
+    first = parts[0]
+    kind = _kind(first.format)
+    rows, units = sum(_num_rows(p) for p in parts), -(-first.cols // UNIT)
+    shapes = _shapes(kind, -(-rows // tile), units, tile)
+    size = sum(_nbytes(shape) for shape in shapes)
+    held = place(size) if place else torch.empty(size, dtype=torch.uint8, device=device)
+    planes = [None if shape is None else _cut(held, shapes, i) for i, shape in enumerate(shapes)]
+    words, high, scales = planes
     assert words is not None
-    assert row_scale is not None
+    row_scale = torch.empty(rows, device=device)
+    step = max(TILE, _SLICE // first.cols // TILE * TILE)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        own = replace(
+            first, data=_rows(parts, start, stop, device), shape=(stop - start, first.cols)
+        )
+        found, exponent = _pack_slice(kind, own, units, tile)
+        row_scale[start:stop] = _power(-exponent)
+        tiles = slice(start // tile, -(-stop // tile))
+        for plane, piece in zip(planes, found, strict=True):
+            if plane is not None and piece is not None:
+                plane[tiles].copy_(piece, non_blocking=True)
     return Planes(
-        kind=kind, rows=len(rows), words=words, high=high, scales=scales, row_scale=row_scale
+        kind=kind, rows=rows, tile=tile, words=words, high=high, scales=scales, row_scale=row_scale
     )
 
 
-def held_bytes(form: QuantFormat, rows: int, cols: int) -> int:
+def held_bytes(form: QuantFormat, rows: int, cols: int, tile: int = TILE) -> int:
     """Of a matrix's planes."""
-    kind = _CODES[form.name][0] if form.name in _CODES else F16
-    words = 16384 if kind == F16 else 8192 if kind == BYTE else 4096
-    high = 2048 if kind in (FIVE, SIX) else 0
-    scales = {F16: 0, BYTE: 512, NIBBLE_FINE: 2048}.get(kind, 1024)
-    return -(-rows // TILE) * -(-cols // UNIT) * (words + high + scales) + 4 * rows
+    shapes = _shapes(_kind(form), -(-rows // tile), -(-cols // UNIT), tile)
+    return sum(_nbytes(shape) for shape in shapes) + 4 * rows
 
 
 _Codes = tuple[Tensor, Tensor, Tensor | None]
 """codes uint8 [n, elements], scales f32 [n, groups], minima f32 [n, groups] or None, of n blocks."""
+
+_Shape = tuple[torch.dtype, tuple[int, ...]]
+
+
+def _kind(form: QuantFormat) -> int:
+    return _CODES[form.name][0] if form.name in _CODES else F16
+
+
+def _shapes(kind: int, tiles: int, units: int, tile: int) -> list[_Shape | None]:
+    """Of words, high and scales."""
+    if kind == F16:
+        return [(torch.float16, (tiles, units, tile, UNIT)), None, None]
+    halves = 2 if kind == BYTE else 1
+    groups = {BYTE: 2, NIBBLE_FINE: 8}.get(kind, 4)
+    return [
+        (torch.int32, (tiles, units, halves, tile, 16)),
+        (torch.int16, (tiles, units, tile, 16)) if kind in (FIVE, SIX) else None,
+        (torch.int32, (tiles, units, tile, groups)),
+    ]
+
+
+def _nbytes(shape: _Shape | None) -> int:
+    return 0 if shape is None else shape[0].itemsize * prod(shape[1])
+
+
+def _cut(held: Tensor, shapes: list[_Shape | None], i: int) -> Tensor:
+    """Plane i of the bytes that hold all: one allocation, as each may be rounded up by a megabyte or two."""
+    shape = shapes[i]
+    assert shape is not None
+    at = sum(_nbytes(s) for s in shapes[:i])
+    return held[at : at + _nbytes(shape)].view(shape[0]).view(shape[1])
+
+
+def _num_rows(tensor: QuantTensor) -> int:
+    return tensor.data.numel() // tensor.data.shape[-1]
+
+
+def _rows(parts: Sequence[QuantTensor], start: int, stop: int, device: torch.device) -> Tensor:
+    """Rows start..stop of the tensors below one another, uint8 [n, row_bytes] on the device."""
+    found, first = [], 0
+    for part in parts:
+        data = part.data.reshape(-1, part.data.shape[-1])
+        own = data[max(0, start - first) : max(0, stop - first)]
+        if len(own):
+            found.append(push(own, device))
+        first += len(data)
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """2 ** exponent, f32, of whole numbers -126 to 126: exact, which no device's exp2 need be."""
+    return ((exponent.int() + 127) << 23).view(torch.float32)
 
 
 def _exponents(scales: Tensor, minima: Tensor | None) -> Tensor:
@@ -104,8 +175,7 @@ def _exponents(scales: Tensor, minima: Tensor | None) -> Tensor:
     largest = scales.abs().amax(1, keepdim=True)
     if minima is not None:
         largest = torch.maximum(largest, minima.abs().amax(1, keepdim=True) / 32)
-    exponents = torch.where(largest > 0, -9 - torch.frexp(largest).exponent, 0)
-    return exponents.clamp(-126, 126).float()  # beyond, its power is no f32
+    return torch.where(largest > 0, -9 - torch.frexp(largest).exponent, 0).clamp(-126, 126)
 
 
 def _powers(kind: int, groups: int, device: torch.device) -> Tensor:
@@ -117,48 +187,47 @@ def _powers(kind: int, groups: int, device: torch.device) -> Tensor:
 
 
 def _pack_slice(
-    kind: int,
-    codes_of: Callable[[Tensor], _Codes],
-    rows: Tensor,
-    tensor: QuantTensor,
-    units: int,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    n, cols = len(rows), tensor.cols
-    codes, scales, minima = codes_of(rows.reshape(-1, tensor.format.block_bytes))
-    tiles = -(-n // TILE)
+    kind: int, own: QuantTensor, units: int, tile: int
+) -> tuple[list[Tensor | None], Tensor]:
+    """Words, high and scales of some rows, and the power of two that each row was multiplied by, [rows]."""
+    n, cols = own.shape
+    tiles = -(-n // tile)
+    if kind == F16:
+        return _pack_halves(own, units, tile)
+    codes, scales, minima = _CODES[own.format.name][1](own.data.reshape(-1, own.format.block_bytes))
     # A padded code counts for nothing: its scale is 0.
-    codes = _padded(codes.view(n, cols), tiles * TILE, units * UNIT)
+    codes = _padded(codes.view(n, cols), tiles * tile, units * UNIT)
     scales = scales.view(n, -1)
     minima = None if minima is None else minima.view(n, -1)
     group = cols // scales.shape[1]
     exponents = _exponents(scales, minima)
-    powers = _powers(kind, UNIT // group, rows.device)
+    powers = _powers(kind, UNIT // group, own.data.device)
+    shape = (tiles, tile, units, UNIT // group)
 
     def grouped(values: Tensor, powers: Tensor | float) -> Tensor:
-        values = _padded(values * torch.exp2(exponents), tiles * TILE, units * UNIT // group)
-        return (values.view(shape) * powers).half().transpose(1, 2)  # [tiles, units, 64, groups]
+        values = _padded(values * _power(exponents), tiles * tile, units * UNIT // group)
+        return (values.view(shape) * powers).half().transpose(1, 2)  # [tiles, units, tile, groups]
 
-    shape = (tiles, TILE, units, UNIT // group)
     s = grouped(scales, powers)
     if minima is not None:
         packed = torch.stack((s, grouped(minima, -1.0)), -1)
     else:
         packed = torch.stack((s[..., 0::2], s[..., 1::2]), -1)
     packed = packed.contiguous().view(torch.int32).squeeze(-1)
-    row_scale = torch.exp2(-exponents[:, 0])
+    exponent = exponents[:, 0]
     pieces = 4 if kind == BYTE else 8
-    by_piece = codes.view(tiles, TILE, units, UNIT // (16 * pieces), pieces, 16)
-    by_piece = by_piece.permute(0, 2, 3, 1, 5, 4)  # [tiles, units, halves, 64, 16, pieces]
+    by_piece = codes.view(tiles, tile, units, UNIT // (16 * pieces), pieces, 16)
+    by_piece = by_piece.permute(0, 2, 3, 1, 5, 4)  # [tiles, units, halves, tile, 16, pieces]
     if kind == BYTE:
-        return by_piece.contiguous().view(torch.int32).squeeze(-1), None, packed, row_scale
+        return [by_piece.contiguous().view(torch.int32).squeeze(-1), None, packed], exponent
     low = (by_piece & 0xF)[..., list(NIBBLE_ORDER)]
     words = (low[..., 0::2] | (low[..., 1::2] << 4)).contiguous().view(torch.int32).squeeze(-1)
     high: Tensor | None = None
     if kind in (FIVE, SIX):
-        top = by_piece >> 4
+        top = by_piece.squeeze(2) >> 4
         both = torch.stack((_gathered(top[..., :4], 2), _gathered(top[..., 4:], 2)), -1)
         high = both.view(torch.int16).squeeze(-1)
-    return words, high, packed, row_scale
+    return [words, high, packed], exponent
 
 
 def _gathered(fields: Tensor, width: int) -> Tensor:
@@ -169,41 +238,21 @@ def _gathered(fields: Tensor, width: int) -> Tensor:
     return out.view(torch.int8)
 
 
-def _pack_halves(tensor: QuantTensor, units: int) -> Planes:
+def _pack_halves(own: QuantTensor, units: int, tile: int) -> tuple[list[Tensor | None], Tensor]:
     """Anything else, as f16 with a power of two for each row (BF16 and F32 reach further than f16)."""
-    n, cols = tensor.data.numel() // tensor.data.shape[-1], tensor.cols
-    rows = tensor.data.reshape(n, -1)
-    step = max(TILE, _SLICE // cols // TILE * TILE)
-    words, row_scales = [], []
-    for i in range(0, n, step):
-        own = rows[i : i + step]
-        values = dequantize(replace(tensor, data=own, shape=(len(own), cols)))
-        largest = values.abs().amax(1)
-        exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0)
-        exponent = exponent.clamp(-126, 126).float()  # beyond, its power is no f32
-        tiles = -(-len(own) // TILE)
-        scaled = (values * torch.exp2(exponent)[:, None]).half()
-        scaled = _padded(scaled, tiles * TILE, units * UNIT).view(tiles, TILE, units, UNIT)
-        words.append(scaled.transpose(1, 2).contiguous())
-        row_scales.append(torch.exp2(-exponent))
-    return Planes(
-        kind=F16,
-        rows=n,
-        words=torch.cat(words),
-        high=None,
-        scales=None,
-        row_scale=torch.cat(row_scales),
-    )
+    values = dequantize(own)
+    largest = values.abs().amax(1)
+    exponent = torch.where(largest > 0, -torch.frexp(largest).exponent, 0)
+    exponent = exponent.clamp(-126, 126)  # beyond, its power is no f32
+    tiles = -(-len(values) // tile)
+    scaled = (values * _power(exponent)[:, None]).half()
+    scaled = _padded(scaled, tiles * tile, units * UNIT).view(tiles, tile, units, UNIT)
+    return [scaled.transpose(1, 2), None, None], exponent
 
 
 def _padded(values: Tensor, rows: int, cols: int) -> Tensor:
     n, k = values.shape
     return torch.nn.functional.pad(values, (0, cols - k, 0, rows - n))
-
-
-def _cat(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    found = [p for p in parts if p is not None]
-    return (found[0] if len(found) == 1 else torch.cat(found)) if found else None
 
 
 def _q4_0(b: Tensor) -> _Codes:

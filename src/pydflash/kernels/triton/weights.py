@@ -1,15 +1,15 @@
 """Weights on a GPU: merged tensors as segments of one packed kind each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from pydflash.kernels.ops import Weight
 from pydflash.kernels.triton.pack import TILE, UNIT, Planes, pack
-from pydflash.kernels.upload import push
-from pydflash.quant.tensor import QuantTensor, cat_rows
+from pydflash.kernels.upload import page_locked
+from pydflash.quant.tensor import QuantTensor
 
 Tensor = torch.Tensor
 
@@ -66,8 +66,8 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
     """Pack `parts` on `device`; their data may be anywhere and can be dropped afterwards."""
     segments: list[Segment] = []
     rows = nbytes = 0
-    for run in _runs([replace(p, data=push(p.data, device)) for p in parts]):
-        planes = pack(run)
+    for run in _runs(parts):
+        planes = pack(run, device)
         segments.append(Segment(row0=rows, planes=planes))
         rows += planes.rows
         nbytes += planes.nbytes
@@ -80,6 +80,20 @@ def prepare(parts: Sequence[QuantTensor], device: torch.device, bias: Tensor | N
         nbytes=nbytes,
         packed=packed,
         bias=bias,
+    )
+
+
+def prepare_table(part: QuantTensor, device: torch.device) -> Weight:
+    """`part` as `embed` alone reads it: in page-locked memory of the host, which a step takes a few rows of,
+    so that a large vocabulary's table leaves the device to others. Raises MemoryError when there is none."""
+    planes = pack([part], device, tile=1, place=lambda size: page_locked(size, device))
+    return Weight(
+        rows=planes.rows,
+        cols=part.cols,
+        parts=(planes.rows,),
+        formats=(part.format.name,),
+        nbytes=planes.nbytes,
+        packed=assemble([Segment(row0=0, planes=planes)], -(-part.cols // UNIT)),
     )
 
 
@@ -128,12 +142,12 @@ def packed_of(weight: Weight) -> Packed:
     return cast("Packed", weight.packed)
 
 
-def _runs(parts: Sequence[QuantTensor]) -> list[QuantTensor]:
-    """Neighbours of one format merged."""
+def _runs(parts: Sequence[QuantTensor]) -> list[list[QuantTensor]]:
+    """Neighbours of one format."""
     runs: list[list[QuantTensor]] = []
     for part in parts:
         if runs and runs[-1][0].format is part.format:
             runs[-1].append(part)
         else:
             runs.append([part])
-    return [run[0] if len(run) == 1 else cat_rows(run) for run in runs]
+    return runs
