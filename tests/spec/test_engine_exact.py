@@ -176,6 +176,9 @@ class Guesses:
             assert len(outcome.path) == len(outcome.drawn)
             self.settled += len(outcome.drawn)
 
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+        pass
+
     def _tree(self, history: list[int]) -> Proposal:
         truth: list[int] = []
         for whole in self.known.values():

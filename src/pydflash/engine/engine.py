@@ -62,6 +62,7 @@ class Engine:
             pages=states,
         )
         self._sequences: dict[int, Sequence] = {}
+        self._early_s = 0.0  # seconds that the step before spent on starting this one's drafts
 
     @property
     def is_idle(self) -> bool:
@@ -147,9 +148,13 @@ class Engine:
         paths = self._commit(work, walks)
         contexts = self._fed(work, paths, ran)
         results = self._update(work, walks)
+        done = time.perf_counter()
+        early_s = self._early_s
+        self._prepare()  # before all that the device need not wait for
+        self._early_s = time.perf_counter() - done
         spent = Spent(
-            draft_s=drafted - begun,
-            step_s=time.perf_counter() - drafted,
+            draft_s=early_s + drafted - begun,
+            step_s=done - drafted,
             rows=sum(w.tokens for w in work if w.row.phase is not Phase.PREFILL),
             prefill=sum(w.tokens for w in work if w.row.phase is Phase.PREFILL),
         )
@@ -184,6 +189,12 @@ class Engine:
         return [
             next(made) if s.request.speculate else Proposal.root(s.tokens[-1]) for s in sequences
         ]
+
+    def _prepare(self) -> None:
+        """Tell the proposer who will decode in the next step, if nobody comes or goes."""
+        decoding = [s for s in self.scheduler.running if s.settle() is Phase.DECODE]
+        rows = [self._row(s) for s in decoding if s.request.speculate]
+        self.proposer.prepare(rows, len(decoding) - len(rows))
 
     def _row(self, sequence: Sequence) -> DraftRow:
         return DraftRow(

@@ -1,0 +1,64 @@
+"""Begun and Waiting: a draft that the device works at, and one that waits while other work passes by."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pydflash.draft.base import I32, DraftScores
+from pydflash.draft.heads import Candidates, Head
+from pydflash.kernels.upload import Array, Fetch, fetch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A draft that the device works at.
+
+    `found`: hidden states f32 [R * slots, E] before the last norm and what `top` gives of their logits, good
+    until the device works at another draft.
+    """
+
+    head: Head
+    tokens: I32 | None  # target ids by draft ids; None: they are the same
+    rows: int
+    live: list[int]  # those that are drafted
+    anchors: list[int]  # theirs
+    slots: int
+    top_k: int
+    found: list[Tensor]
+
+    def scores(self) -> list[DraftScores]:
+        """The end of it, before the device is given anything else of this drafter's."""
+        return self.scores_of(self.found[0], fetch(self.found[1:]))
+
+    def scores_of(self, hidden: Tensor, found: list[Array]) -> list[DraftScores]:
+        """From the hidden states, on the device, and the best logits, ids and totals, on the host."""
+        best, ids, total = found
+        tokens = ids.astype(np.int32) if self.tokens is None else self.tokens[ids]
+        out = [DraftScores.nothing() for _ in range(self.rows)]
+        for r, (i, anchor) in enumerate(zip(self.live, self.anchors, strict=True)):
+            own = slice(r * self.slots, (r + 1) * self.slots)
+            candidates = Candidates(
+                anchor=anchor,
+                hidden=hidden[own],
+                ids=ids[own],
+                tokens=tokens[own],
+                logits=best[own],
+                total=total[own],
+            )
+            out[i] = self.head.scores(candidates, self.top_k)
+        return out
+
+
+class Waiting:
+    """A draft under way, in copies of its own: whatever is drafted next does not show in it."""
+
+    def __init__(self, begun: Begun) -> None:
+        self._begun = begun
+        self._hidden = begun.found[0].clone()
+        self._found = Fetch(begun.found[1:])
+
+    def scores(self) -> list[DraftScores]:
+        return self._begun.scores_of(self._hidden, self._found.arrays())
