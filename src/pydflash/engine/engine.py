@@ -40,19 +40,17 @@ class Engine:
         prefill_chunk: int,
         max_exact_rows: int,
         eog: frozenset[int],
-        vocab_size: int | None = None,
         proposer: Proposer | None = None,
         graphs: GraphPool | None = None,
     ) -> None:
-        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it. `graphs`: made for
-        the proposer's taps."""
+        """`graphs`: made for the proposer's taps."""
         self.model = model
         self.states = states
         self.max_ctx = max_ctx
         self.eog = eog
         self.proposer = proposer or PlainProposer()
         self.graphs = graphs or GraphPool(model, states, max_ctx=max_ctx, taps=self.proposer.taps)
-        self.sampler = Sampler(vocab_size or model.vocab_size, states.kv.ops)
+        self.sampler = Sampler(self.graphs.vocab_size, states.kv.ops)
         self.scheduler = Scheduler(
             max_running=max_running,
             prefill_chunk=prefill_chunk,
@@ -226,7 +224,7 @@ class Engine:
         def is_last(r: int, drawn: list[int]) -> bool:
             return self._finish(sequences[r], drawn) is not None
 
-        walks = verify(self.sampler, ran.logits, proposals, starts, ask, is_last)
+        walks = verify(self.sampler, ran.logits, proposals, starts, ask, is_last, best=ran.best)
         return dict(zip(rows, walks, strict=True))
 
     def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
