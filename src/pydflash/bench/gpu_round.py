@@ -117,7 +117,7 @@ def _parts(subject: Subject, speculator: Speculator) -> Figures:
         (speculator.policy, "trees", "tree"),
         (engine.graphs, "forward", "verify"),
         (engine.sampler, "rows", "draws"),
-        (engine.states, "commit", "commit"),
+        (engine.states, "move", "commit"),
     )
     with rounds(subject, _WATCHED) as session, parts.watching(*watched):
         times, _ = session.steps(_WATCHED)

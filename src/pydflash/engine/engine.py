@@ -25,6 +25,7 @@ from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
+from pydflash.state.sequence import Moves
 
 
 class Engine:
@@ -143,16 +144,22 @@ class Engine:
             walks = self._verify(work, ran)
         except torch.OutOfMemoryError:
             return [self._give_way(work)]
-        paths = self._commit(work, walks)
+        # The device stands still until the next drafts are queued: first what they need, then the rest.
+        paths = [
+            range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
+        ]
+        moves = self._adopt(work, paths)
         contexts = self._fed(work, paths, ran)
         results = self._update(work, walks)
-        done = time.perf_counter()
-        early_s = self._early_s
-        self._prepare()  # before all that the device need not wait for
-        self._early_s = time.perf_counter() - done
+        known = time.perf_counter()
+        self._prepare()
+        prepared = time.perf_counter()
+        self.states.move(moves)
+        self._conclude(work)
+        early_s, self._early_s = self._early_s, prepared - known
         spent = Spent(
             draft_s=early_s + drafted - begun,
-            step_s=done - drafted,
+            step_s=time.perf_counter() - drafted - self._early_s,
             rows=sum(w.tokens for w in work if w.row.phase is not Phase.PREFILL),
             prefill=sum(w.tokens for w in work if w.row.phase is Phase.PREFILL),
         )
@@ -190,7 +197,9 @@ class Engine:
 
     def _prepare(self) -> None:
         """Tell the proposer who will decode in the next step, if nobody comes or goes."""
-        decoding = [s for s in self.scheduler.running if s.settle() is Phase.DECODE]
+        decoding = [
+            s for s in self.scheduler.running if s.finish is None and s.settle() is Phase.DECODE
+        ]
         rows = [self._row(s) for s in decoding if s.request.speculate]
         self.proposer.prepare(rows, len(decoding) - len(rows))
 
@@ -256,17 +265,20 @@ class Engine:
         params = sequence.request.params
         return token in params.stop_token_ids or (token in self.eog and not params.ignore_eos)
 
-    def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Many[int]]:
-        """Adopt what was accepted; the path of each row."""
-        paths: list[Many[int]] = [
-            range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
-        ]
-        self.states.commit([w.state for w in work], paths)
+    def _adopt(self, work: Many[RowWork], paths: Many[Many[int]]) -> Moves:
+        """Count the path of each row as stored; what the device has to do for that."""
+        moves = self.states.adopt([w.state for w in work], paths)
         for w in work:
             w.row.sequence.stored = w.state.length
+        return moves
+
+    def _conclude(self, work: Many[RowWork]) -> None:
+        """Let others start from what was stored, and go who has said all."""
+        for w in work:
             if w.row.phase is Phase.PREFILL:
                 self.states.offer(w.row.sequence)
-        return paths
+            if w.row.sequence.finish is not None:
+                self._end(w.row.sequence)
 
     def _fed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """`_feed`; without memory for it the step's sequences go on without a drafter's context."""
@@ -319,6 +331,7 @@ class Engine:
         return outcomes
 
     def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:
+        """Take in the tokens drawn and see who ends with them."""
         results = []
         now = time.perf_counter()
         for i, walk in walks.items():
@@ -335,8 +348,6 @@ class Engine:
             if walk.error is not None:
                 sequence.finish = "error"
                 sequence.is_sound = not isinstance(walk.error, NonFiniteError)
-            if sequence.finish is not None:
-                self._end(sequence)
             results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))
         return results
 

@@ -124,7 +124,7 @@ class SequenceState:
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the nodes of `path`, stored at length + node, as the next positions in order."""
-        commit_all([(self, path)])
+        adopt_all([(self, path)]).run()
 
     def capture(self) -> None:
         """Keep what is needed to come back to this length. Raises OutOfSlots."""
@@ -236,12 +236,17 @@ class SequenceState:
         assert step.number == self._recurrent.step, "another step has run since"
         return Advance(slot=self.slot, nodes=[step.first + node for node in path])
 
-    def _adopt(self, path: Sequence[int]) -> None:
+    def _adopt(self, path: Sequence[int]) -> list[tuple[int, int]]:
+        """Count the path as stored; places from and to which that moves positions."""
         base = self.length
-        moves = [(base + node, base + i) for i, node in enumerate(path) if node != i]
-        self._kv.copy([self.place(a) for a, _ in moves], [self.place(b) for _, b in moves])
+        moves = [
+            (self.place(base + node), self.place(base + i))
+            for i, node in enumerate(path)
+            if node != i
+        ]
         self.length += len(path)
         assert self.length <= len(self.pages) * PAGE_SIZE
+        return moves
 
     def _rollback_slot(self, store: RecurrentStore, length: int) -> None:
         point = self.restore_point(length)
@@ -273,11 +278,28 @@ class SequenceState:
         return [page for _, page in self._written_at(count)]
 
 
-def commit_all(moves: Sequence[tuple[SequenceState, Sequence[int]]]) -> None:
-    """`commit` for the rows of one step, recurrent layers together: one op call a layer."""
-    advances = [a for state, path in moves if (a := state._advance(path)) is not None]
-    store = moves[0][0]._recurrent if moves else None
-    if store is not None:
-        store.commit(advances)
-    for state, path in moves:
-        state._adopt(path)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What a commit leaves to the device, all rows and layers together."""
+
+    kv: KvStore
+    recurrent: RecurrentStore | None
+    places: list[tuple[int, int]]
+    advances: list[Advance]
+
+    def run(self) -> None:
+        """Queue it. Until then no step, copy or release may touch the states."""
+        if self.recurrent is not None:
+            self.recurrent.commit(self.advances)
+        self.kv.copy([src for src, _ in self.places], [dst for _, dst in self.places])
+
+
+def adopt_all(rows: Sequence[tuple[SequenceState, Sequence[int]]]) -> Moves:
+    """The host's part of `commit` for the rows of one step: states, and paths that were accepted."""
+    some = rows[0][0]
+    return Moves(
+        kv=some._kv,
+        recurrent=some._recurrent,
+        advances=[a for state, path in rows if (a := state._advance(path)) is not None],
+        places=[move for state, path in rows for move in state._adopt(path)],
+    )
