@@ -182,21 +182,19 @@ class DFlash:
         spans = [RowSpan(context, at, f.shape[0]) for context, at, f in part]
         store, count = part[0][0].store, features.shape[0]
         width = next((n for n in _TAKEN if n >= count), None)
-        if self._captures is None or width is None:
-            self._store(features, step(spans, self._ops.device), store)
-        else:
+        done = None
+        if self._captures is not None and width is not None:
             made = runs(spans, widths=self._widths, pad=width)
             flat = staged(made.values, self._ops.device)
-            padded = features.new_zeros(width, features.shape[1])
-            padded[:count] = features
             done = self._captures.run(
                 (store, width, made.pages),
-                [padded, flat],
+                [features, flat],
                 self._ops.device,
                 lambda x: self._store(x[0], made.view(x[1]), store),
+                blank=lambda: [features.new_zeros(width, features.shape[1]), flat],
             )
-            if done is None:
-                self._store(padded, made.view(flat.to(self._ops.device)), store)
+        if done is None:
+            self._store(features, step(spans, self._ops.device), store)
         for context, _, f in part:
             context.stored(f.shape[0])
 

@@ -173,12 +173,13 @@ class Engine:
             sequence.cached = sequence.stored
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
+        # What does not need the proposals comes first: a draft may be under way.
+        states = [self.states.reserve(row.sequence, row.count) for row in plan.rows]
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
         again = sum(r.count for r in plan.rows if r.phase is Phase.RECOMPUTE)
         proposals = self._propose([r.sequence for r in decoding], again)
         work = []
-        for i, row in enumerate(plan.rows):
-            state = self.states.reserve(row.sequence, row.count)
+        for i, (row, state) in enumerate(zip(plan.rows, states, strict=True)):
             proposal = None
             if i < len(decoding):
                 proposal = _pruned(proposals[i], row.sequence.mask).first(row.count)

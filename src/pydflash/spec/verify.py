@@ -52,8 +52,9 @@ def verify(
         for asked, first, proposal in zip(asks, starts, proposals, strict=True)
         if asked is not None
     ]
-    rows = sampler.rows(logits, stretches, best)
-    for r, (walk, proposal) in enumerate(zip(walks, proposals, strict=True)):
+    children = [proposal.children() for proposal in proposals]
+    rows = sampler.rows(logits, stretches, best)  # the first draw waits for the device
+    for r, walk in enumerate(walks):
         drawn: list[int] = []
         asked = asks[r]
         while asked is not None:
@@ -63,7 +64,7 @@ def verify(
                 break
             walk.draws.append(draw)
             drawn.append(draw.token)
-            child = proposal.child(walk.path[-1], draw.token)
+            child = children[r].get((walk.path[-1], draw.token))
             if child is None or is_last(r, drawn):
                 break
             walk.path.append(child)

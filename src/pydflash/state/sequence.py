@@ -105,6 +105,11 @@ class SequenceState:
         """Physical place of a position that pages cover."""
         return self.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
+    def places(self, start: int, end: int) -> list[int]:
+        """Physical places of positions start..end - 1, which pages cover."""
+        pages = self.pages
+        return [pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
+
     def begin(self, first: int, count: int, *, in_place: bool) -> None:
         """A step is about to run in which this state's row is tokens first..first + count.
 
