@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 SUPER = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
 PLAIN = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "F16", "BF16", "F32"]
-BOUND = 5e-4
+BOUND = 1e-3
 """Relative error of a product: inputs are exact in f16, weights are rounded to it once or twice."""
 
 

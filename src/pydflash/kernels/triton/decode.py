@@ -2,8 +2,11 @@
 
 A word tile is int32 [BLOCK_N, 16]: column c of a row holds, for j = 0.., the code of input feature
 `16 j + c` of the unit (see `pack`). Piece j is therefore f16 [BLOCK_N, 16] against 16 inputs in a row.
-With ASM the bits are moved by instructions that handle two columns at once; without, by plain arithmetic.
-Both are exact until the scale, which is applied in f16: w = fma(code, scale, -minimum).
+
+A code q is not converted: its bits, masked where they lie, are a subnormal f16 worth q 2^-24, or q 2^-20 four
+bits higher up, and the scales hold the opposite power of two. So two weights cost one mask and one
+w = fma(q, scale, -minimum), rounded once. With ASM, instructions handle two columns at once; without, plain
+arithmetic does one.
 """
 
 import triton
@@ -16,10 +19,92 @@ FIVE = 5  # 5 bits in the place of 6, scale and minimum for 32 inputs
 SIX = 6  # 4 + 2 bits less 32, scale for 16 inputs
 BYTE = 8  # 8 bits less 128, scale for 32 inputs
 
+HIGH_PIECES = (2, 3, 6, 7)
+"""Pieces whose codes lie four bits up in a half word, worth 2^-20 each: those of every other 32 inputs."""
+LOW_POWER, HIGH_POWER = 24, 20
+NIBBLE_ORDER = (0, 2, 1, 3, 4, 6, 5, 7)
+"""The piece of each nibble of a word: the two of a group lie at like places of a half's two bytes."""
+
 _FINE = tl.constexpr(NIBBLE_FINE)
 _FIVE = tl.constexpr(FIVE)
 _SIX = tl.constexpr(SIX)
 _BYTE = tl.constexpr(BYTE)
+
+# Minus the middle of the codes, in units of a scale: 32 2^-24 and 32 2^-20; 128 2^-24.
+_LESS_32 = (0x80208020, 0x82008200)
+_LESS_128 = 0x80808080
+
+
+def _nibble_lines(j: int, high: str = "") -> str:
+    """Piece j's codes of two columns, into t. `high`: their further bits, already in place."""
+    half, is_high = "pq"[j // 4], j in HIGH_PIECES
+    source = f"{half}8" if j % 2 else half
+    mask = "0x00F000F0" if is_high else "0x000F000F"
+    if not high:
+        return f"and.b32 t, {source}, {mask};"
+    further = "0x03000300" if is_high else "0x00300030"
+    return f"and.b32 u, {high}, {further}; lop3.b32 t, {source}, {mask}, u, 0xEA;"
+
+
+def _nibble_asm(scales: int, is_six: bool = False, has_high: bool = False) -> str:
+    """Eight pieces from a word, its further bits, and so many words of scales."""
+    lines = [
+        ".reg .b16 l, h; .reg .b32 p, q, p8, q8, a, b, t, u, h0, h1, h2, h3;",
+        "prmt.b32 p, $8, $9, 0x5410; prmt.b32 q, $8, $9, 0x7632;",
+        "shr.b32 p8, p, 8; shr.b32 q8, q, 8;",
+    ]
+    first = 10
+    if has_high:
+        lines.append(
+            "shl.b32 h0, $10, 4; shl.b32 h1, $10, 2; shr.b32 h2, $10, 4; shr.b32 h3, $10, 6;"
+        )
+        first = 11
+    for j in range(8):
+        word = f"${first + 2 * (j * scales // 8)}"
+        if is_six:
+            side = "lh"[j % 2]
+            if j % 2 == 0:
+                lines.append(f"mov.b32 u, {_LESS_32[j in HIGH_PIECES]:#x};")
+                lines.append(f"mul.rn.f16x2 u, {word}, u; mov.b32 {{l, h}}, u;")
+                lines.append("mov.b32 b, {l, l}; mov.b32 q9, {h, h};")
+            lines.append(f"mov.b32 {{l, h}}, {word}; mov.b32 a, {{{side}, {side}}};")
+            less = "q9" if j % 2 else "b"
+        else:
+            lines.append(f"mov.b32 {{l, h}}, {word}; mov.b32 a, {{l, l}}; mov.b32 b, {{h, h}};")
+            less = "b"
+        lines.append(_nibble_lines(j, f"h{j // 4 * 2 + j % 2}" if has_high else ""))
+        lines.append(f"fma.rn.f16x2 ${j}, t, a, {less};")
+    lines[0] += " .reg .b32 q9;"
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _byte_asm() -> str:
+    """Four pieces from a word of bytes and a word of two scales."""
+    lines = [
+        ".reg .b16 l, h; .reg .b32 a0, a1, b0, b1, t, u;",
+        f"mov.b32 u, {_LESS_128:#x}; mul.rn.f16x2 u, $6, u;",
+        "mov.b32 {l, h}, u; mov.b32 b0, {l, l}; mov.b32 b1, {h, h};",
+        "mov.b32 {l, h}, $6; mov.b32 a0, {l, l}; mov.b32 a1, {h, h};",
+    ]
+    for j, bytes_ in enumerate(("0x0400", "0x0501", "0x0602", "0x0703")):
+        lines.append(f"prmt.b32 t, $4, $5, {bytes_}; and.b32 t, t, 0x00FF00FF;")
+        lines.append(f"fma.rn.f16x2 ${j}, t, a{j // 2}, b{j // 2};")
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _registers(outputs: int, inputs: int) -> str:
+    return ",".join(["=&r"] * outputs + ["r"] * inputs)
+
+
+_COARSE_ASM = tl.constexpr(_nibble_asm(4))
+_COARSE_REGISTERS = tl.constexpr(_registers(8, 10))
+_FINE_ASM = tl.constexpr(_nibble_asm(8))
+_FINE_REGISTERS = tl.constexpr(_registers(8, 18))
+_FIVE_ASM = tl.constexpr(_nibble_asm(4, has_high=True))
+_SIX_ASM = tl.constexpr(_nibble_asm(4, is_six=True, has_high=True))
+_HIGH_REGISTERS = tl.constexpr(_registers(8, 11))
+_BYTE_ASM = tl.constexpr(_byte_asm())
+_BYTE_REGISTERS = tl.constexpr(_registers(4, 4))
 
 
 @triton.jit
@@ -31,235 +116,117 @@ def pair(words):
 
 
 @triton.jit
-def _whole(bits, OFFSET: tl.constexpr):
-    """Small whole numbers in int32 to f16, less OFFSET."""
-    return ((bits | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)) - (1024.0 + OFFSET)
+def _subnormal(bits):
+    """Bits int32 below 1024 as the f16 that they are."""
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def nibbles(w, ASM: tl.constexpr):
-    """int32 [n, 16] -> eight f16 [n, 16] of codes -8..7, each stored plus 8."""
-    if ASM:
-        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 p, q, low, high, base, more, down, less;
-            mov.b32 low, 0x000F000F;
-            mov.b32 high, 0x00F000F0;
-            mov.b32 base, 0x64006400;
-            mov.b32 more, 0x64086408;
-            mov.b32 down, 0x2C002C00;
-            mov.b32 less, 0xD480D480;
-            prmt.b32 p, $8, $9, 0x5410;
-            prmt.b32 q, $8, $9, 0x7632;
-            lop3.b32 $0, p, low, base, 0xEA;
-            lop3.b32 $1, p, high, base, 0xEA;
-            lop3.b32 $4, q, low, base, 0xEA;
-            lop3.b32 $5, q, high, base, 0xEA;
-            shr.b32 p, p, 8;
-            shr.b32 q, q, 8;
-            lop3.b32 $2, p, low, base, 0xEA;
-            lop3.b32 $3, p, high, base, 0xEA;
-            lop3.b32 $6, q, low, base, 0xEA;
-            lop3.b32 $7, q, high, base, 0xEA;
-            sub.rn.f16x2 $0, $0, more;
-            sub.rn.f16x2 $2, $2, more;
-            sub.rn.f16x2 $4, $4, more;
-            sub.rn.f16x2 $6, $6, more;
-            fma.rn.f16x2 $1, $1, down, less;
-            fma.rn.f16x2 $3, $3, down, less;
-            fma.rn.f16x2 $5, $5, down, less;
-            fma.rn.f16x2 $7, $7, down, less;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [w],
-            dtype=(tl.float16,) * 8,
-            is_pure=True,
-            pack=2,
-        )
-        return v0, v1, v2, v3, v4, v5, v6, v7
-    return (
-        _whole(w & 15, 8),
-        _whole((w >> 4) & 15, 8),
-        _whole((w >> 8) & 15, 8),
-        _whole((w >> 12) & 15, 8),
-        _whole((w >> 16) & 15, 8),
-        _whole((w >> 20) & 15, 8),
-        _whole((w >> 24) & 15, 8),
-        _whole((w >> 28) & 15, 8),
-    )
+def _plain_code(w, h, J: tl.constexpr, HAS_HIGH: tl.constexpr):
+    """Piece J's codes, as subnormal f16."""
+    at: tl.constexpr = J // 4 * 16 + J % 2 * 8 + J // 2 % 2 * 4
+    bits = (w >> at) & 15
+    if HAS_HIGH:
+        bits |= ((h.to(tl.int32) >> (2 * J)) & 3) << 4
+    return _subnormal(bits << (J // 2 % 2 * 4))
 
 
 @triton.jit
-def sixes(w, h, ASM: tl.constexpr):
-    """int32 [n, 16] and high bits int16 [n, 16], bits 2j and 2j + 1 for piece j, -> eight f16 of codes
-    -32..31."""
-    if ASM:
-        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 p, q, t, u, h, low, high, one, two, base, more, down, less;
-            mov.b32 low, 0x000F000F;
-            mov.b32 high, 0x00F000F0;
-            mov.b32 one, 0x00300030;
-            mov.b32 two, 0x03000300;
-            mov.b32 base, 0x64006400;
-            mov.b32 more, 0x64206420;
-            mov.b32 down, 0x2C002C00;
-            mov.b32 less, 0xD600D600;
-            mov.b32 h, $10;
-            prmt.b32 p, $8, $9, 0x5410;
-            prmt.b32 q, $8, $9, 0x7632;
-            shl.b32 t, h, 4;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $0, p, low, u, 0xEA;
-            shl.b32 t, h, 6;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $1, p, high, u, 0xEA;
-            shr.b32 t, h, 4;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $4, q, low, u, 0xEA;
-            shr.b32 t, h, 2;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $5, q, high, u, 0xEA;
-            shr.b32 p, p, 8;
-            shr.b32 q, q, 8;
-            lop3.b32 u, h, one, base, 0xEA;
-            lop3.b32 $2, p, low, u, 0xEA;
-            shl.b32 t, h, 2;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $3, p, high, u, 0xEA;
-            shr.b32 t, h, 8;
-            lop3.b32 u, t, one, base, 0xEA;
-            lop3.b32 $6, q, low, u, 0xEA;
-            shr.b32 t, h, 6;
-            lop3.b32 u, t, two, base, 0xEA;
-            lop3.b32 $7, q, high, u, 0xEA;
-            sub.rn.f16x2 $0, $0, more;
-            sub.rn.f16x2 $2, $2, more;
-            sub.rn.f16x2 $4, $4, more;
-            sub.rn.f16x2 $6, $6, more;
-            fma.rn.f16x2 $1, $1, down, less;
-            fma.rn.f16x2 $3, $3, down, less;
-            fma.rn.f16x2 $5, $5, down, less;
-            fma.rn.f16x2 $7, $7, down, less;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
-            [w, h],
-            dtype=(tl.float16,) * 8,
-            is_pure=True,
-            pack=2,
-        )
-        return v0, v1, v2, v3, v4, v5, v6, v7
-    b = h.to(tl.int32)
-    return (
-        _whole((w & 15) | ((b & 3) << 4), 32),
-        _whole(((w >> 4) & 15) | (((b >> 2) & 3) << 4), 32),
-        _whole(((w >> 8) & 15) | (((b >> 4) & 3) << 4), 32),
-        _whole(((w >> 12) & 15) | (((b >> 6) & 3) << 4), 32),
-        _whole(((w >> 16) & 15) | (((b >> 8) & 3) << 4), 32),
-        _whole(((w >> 20) & 15) | (((b >> 10) & 3) << 4), 32),
-        _whole(((w >> 24) & 15) | (((b >> 12) & 3) << 4), 32),
-        _whole(((w >> 28) & 15) | (((b >> 14) & 3) << 4), 32),
-    )
+def _plain_piece(w, h, s, J: tl.constexpr, KIND: tl.constexpr):
+    """Piece J of a unit of nibbles; at s stand its scales."""
+    code = _plain_code(w, h, J, KIND == _FIVE or KIND == _SIX)
+    if KIND == _SIX:
+        first, second = pair(tl.load(s + J // 2 * 64))
+        scale = second if J % 2 else first
+        # Powers of two: -32 2^-24, -32 2^-20.
+        less = scale * (-0.000030517578125 if J // 2 % 2 else -0.0000019073486328125)
+    elif KIND == _FINE:
+        scale, less = pair(tl.load(s + J * 64))
+    else:
+        scale, less = pair(tl.load(s + J // 2 * 64))
+    return tl.fma(code, scale, less.to(tl.float16))
 
 
 @triton.jit
-def octets(w, ASM: tl.constexpr):
-    """int32 [n, 16] -> four f16 [n, 16] of codes -128..127, each stored plus 128."""
+def _plain_byte(w, s, J: tl.constexpr):
+    """Piece J of half a unit of bytes."""
+    first, second = pair(s)
+    scale = second if J // 2 else first
+    less = (scale * -0.00000762939453125).to(tl.float16)  # -128 2^-24
+    return tl.fma(_subnormal((w >> (8 * J)) & 255), scale, less)
+
+
+@triton.jit
+def _bytes(w, s, ASM: tl.constexpr):
+    """int32 [n, 16] and scales int32 [n] -> four f16 [n, 16]."""
     if ASM:
         v0, v1, v2, v3 = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 t, low, base, more;
-            mov.b32 low, 0x00FF00FF;
-            mov.b32 base, 0x64006400;
-            mov.b32 more, 0x64806480;
-            prmt.b32 t, $4, $5, 0x0400;
-            lop3.b32 $0, t, low, base, 0xEA;
-            prmt.b32 t, $4, $5, 0x0501;
-            lop3.b32 $1, t, low, base, 0xEA;
-            prmt.b32 t, $4, $5, 0x0602;
-            lop3.b32 $2, t, low, base, 0xEA;
-            prmt.b32 t, $4, $5, 0x0703;
-            lop3.b32 $3, t, low, base, 0xEA;
-            sub.rn.f16x2 $0, $0, more;
-            sub.rn.f16x2 $1, $1, more;
-            sub.rn.f16x2 $2, $2, more;
-            sub.rn.f16x2 $3, $3, more;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,r,r",
-            [w],
+            _BYTE_ASM,
+            _BYTE_REGISTERS,
+            [w, s[:, None]],
             dtype=(tl.float16,) * 4,
             is_pure=True,
             pack=2,
         )
         return v0, v1, v2, v3
-    return (
-        _whole(w & 255, 128),
-        _whole((w >> 8) & 255, 128),
-        _whole((w >> 16) & 255, 128),
-        _whole((w >> 24) & 255, 128),
-    )
+    return _plain_byte(w, s, 0), _plain_byte(w, s, 1), _plain_byte(w, s, 2), _plain_byte(w, s, 3)
 
 
 @triton.jit
-def codes(w, h, KIND: tl.constexpr, ASM: tl.constexpr):
-    """A unit's eight pieces of codes f16 [n, 16], of the words [n, 16] at w and the further bits at h."""
+def weights(w, h, s, KIND: tl.constexpr, ASM: tl.constexpr):
+    """A unit's eight pieces f16 [n, 16], of the words [n, 16] at w, further bits at h, and scales int32 [n]
+    at s, 64 apart."""
     if KIND == _BYTE:
-        v0, v1, v2, v3 = octets(tl.load(w), ASM)
-        v4, v5, v6, v7 = octets(tl.load(w + 1024), ASM)
-    elif KIND == _SIX or KIND == _FIVE:
-        v0, v1, v2, v3, v4, v5, v6, v7 = sixes(tl.load(w), tl.load(h), ASM)
+        v0, v1, v2, v3 = _bytes(tl.load(w), tl.load(s), ASM)
+        v4, v5, v6, v7 = _bytes(tl.load(w + 1024), tl.load(s + 64), ASM)
+    elif not ASM:
+        words = tl.load(w)
+        further = words
+        if KIND == _FIVE or KIND == _SIX:
+            further = tl.load(h)
+        v0 = _plain_piece(words, further, s, 0, KIND)
+        v1 = _plain_piece(words, further, s, 1, KIND)
+        v2 = _plain_piece(words, further, s, 2, KIND)
+        v3 = _plain_piece(words, further, s, 3, KIND)
+        v4 = _plain_piece(words, further, s, 4, KIND)
+        v5 = _plain_piece(words, further, s, 5, KIND)
+        v6 = _plain_piece(words, further, s, 6, KIND)
+        v7 = _plain_piece(words, further, s, 7, KIND)
+    elif KIND == _FINE:
+        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+            _FINE_ASM,
+            _FINE_REGISTERS,
+            [
+                tl.load(w),
+                tl.load(s)[:, None],
+                tl.load(s + 64)[:, None],
+                tl.load(s + 128)[:, None],
+                tl.load(s + 192)[:, None],
+                tl.load(s + 256)[:, None],
+                tl.load(s + 320)[:, None],
+                tl.load(s + 384)[:, None],
+                tl.load(s + 448)[:, None],
+            ],
+            dtype=(tl.float16,) * 8,
+            is_pure=True,
+            pack=2,
+        )
     else:
-        v0, v1, v2, v3, v4, v5, v6, v7 = nibbles(tl.load(w), ASM)
-    return v0, v1, v2, v3, v4, v5, v6, v7
-
-
-@triton.jit
-def scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND: tl.constexpr):
-    """Eight pieces of codes f16 [n, 16] times their scales. At s stand these, int32 [n] 64 apart."""
-    if KIND == _FINE:
-        a, b = pair(tl.load(s))
-        v0 = v0 * a - b
-        a, b = pair(tl.load(s + 64))
-        v1 = v1 * a - b
-        a, b = pair(tl.load(s + 128))
-        v2 = v2 * a - b
-        a, b = pair(tl.load(s + 192))
-        v3 = v3 * a - b
-        a, b = pair(tl.load(s + 256))
-        v4 = v4 * a - b
-        a, b = pair(tl.load(s + 320))
-        v5 = v5 * a - b
-        a, b = pair(tl.load(s + 384))
-        v6 = v6 * a - b
-        a, b = pair(tl.load(s + 448))
-        v7 = v7 * a - b
-    elif KIND == _BYTE:
-        a, b = pair(tl.load(s))
-        v0, v1, v2, v3 = v0 * a, v1 * a, v2 * b, v3 * b
-        a, b = pair(tl.load(s + 64))
-        v4, v5, v6, v7 = v4 * a, v5 * a, v6 * b, v7 * b
-    elif KIND == _SIX:
-        a, b = pair(tl.load(s))
-        v0, v1 = v0 * a, v1 * b
-        a, b = pair(tl.load(s + 64))
-        v2, v3 = v2 * a, v3 * b
-        a, b = pair(tl.load(s + 128))
-        v4, v5 = v4 * a, v5 * b
-        a, b = pair(tl.load(s + 192))
-        v6, v7 = v6 * a, v7 * b
-    else:
-        a, b = pair(tl.load(s))
-        v0, v1 = v0 * a - b, v1 * a - b
-        a, b = pair(tl.load(s + 64))
-        v2, v3 = v2 * a - b, v3 * a - b
-        a, b = pair(tl.load(s + 128))
-        v4, v5 = v4 * a - b, v5 * a - b
-        a, b = pair(tl.load(s + 192))
-        v6, v7 = v6 * a - b, v7 * a - b
+        s0, s1 = tl.load(s)[:, None], tl.load(s + 64)[:, None]
+        s2, s3 = tl.load(s + 128)[:, None], tl.load(s + 192)[:, None]
+        if KIND == _SIX:
+            v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+                _SIX_ASM, _HIGH_REGISTERS, [tl.load(w), tl.load(h), s0, s1, s2, s3],
+                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
+            )  # fmt: skip
+        elif KIND == _FIVE:
+            v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+                _FIVE_ASM, _HIGH_REGISTERS, [tl.load(w), tl.load(h), s0, s1, s2, s3],
+                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+                _COARSE_ASM, _COARSE_REGISTERS, [tl.load(w), s0, s1, s2, s3],
+                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
+            )  # fmt: skip
     return v0, v1, v2, v3, v4, v5, v6, v7

@@ -16,6 +16,8 @@ _FINE = tl.constexpr(decode.NIBBLE_FINE)
 _FIVE = tl.constexpr(decode.FIVE)
 _SIX = tl.constexpr(decode.SIX)
 _BYTE = tl.constexpr(decode.BYTE)
+_LOW_POWER = tl.constexpr(decode.LOW_POWER)
+_HIGH_POWER = tl.constexpr(decode.HIGH_POWER)
 
 
 @triton.jit
@@ -30,6 +32,8 @@ def _half_of(scales_ptr, at, o_half):
 @triton.jit
 def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.constexpr):
     """f32 [128]: one row's values in a unit, before the row's scale."""
+    LOW: tl.constexpr = 2.0**-_LOW_POWER
+    HIGH: tl.constexpr = 2.0**-_HIGH_POWER
     k = tl.arange(0, 128)
     block = (row // 64).to(tl.int64) * units + unit
     r = row % 64
@@ -39,22 +43,22 @@ def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.cons
         half, j, c = k // 64, k % 64 // 16, k % 16
         word = tl.load(words_ptr + block * 2048 + half * 1024 + r * 16 + c)
         code = ((word >> (8 * j)) & 255).to(tl.float32) - 128.0
-        values = code * _half_of(scales_ptr, block * 128 + half * 64 + r, j // 2)
+        values = code * _half_of(scales_ptr, block * 128 + half * 64 + r, j // 2) * LOW
     else:
         j, c = k // 16, k % 16
         at = block * 1024 + r * 16 + c
-        code = (tl.load(words_ptr + at) >> (4 * j)) & 15
-        middle: tl.constexpr = 32 if KIND == _SIX or KIND == _FIVE else 8
+        is_high = j // 2 % 2
+        code = (tl.load(words_ptr + at) >> (j // 4 * 16 + j % 2 * 8 + is_high * 4)) & 15
         if KIND == _SIX or KIND == _FIVE:
             code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
-        code -= middle
+        power = tl.where(is_high != 0, HIGH, LOW)
         if KIND == _SIX:
             scale = _half_of(scales_ptr, block * 256 + j // 2 * 64 + r, j % 2)
-            values = code.to(tl.float32) * scale
+            values = (code - 32).to(tl.float32) * (scale * power)
         else:
             s = block * 512 + j * 64 + r if KIND == _FINE else block * 256 + j // 2 * 64 + r
-            scale, low = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)
-            values = code.to(tl.float32) * scale - low
+            scale, less = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)
+            values = code.to(tl.float32) * (scale * power) + less
     return values
 
 

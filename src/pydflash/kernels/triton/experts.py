@@ -70,14 +70,14 @@ def expert_kernel(
             if KIND0 != 16:
                 high = _at(high0_ptr, table_ptr, 1, X, expert)
                 scales = _at(scales0_ptr, table_ptr, 2, X, expert)
+            n = i_n * 64 + o_n
+            scale = tl.load(row_scale + n, mask=n < rows0, other=0.0)
             acc = tile_sums(
                 _at(words0_ptr, table_ptr, 0, X, expert), high, scales,
                 i_n * 64, tiles0, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND0, 64, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            store_sums(
-                acc, i_n * 64 + o_n, rows0, 0, out_ptr, row_scale, i_s, pairs, rows, pair, t_mask
-            )
+            store_sums(acc, scale, n, rows0, 0, out_ptr, i_s, pairs, rows, pair, t_mask)
         elif KIND1 != 0:
             i_n -= tiles0
             high = high1_ptr
@@ -85,24 +85,14 @@ def expert_kernel(
             if KIND1 != 16:
                 high = _at(high1_ptr, table_ptr, 4, X, expert)
                 scales = _at(scales1_ptr, table_ptr, 5, X, expert)
+            n = i_n * 64 + o_n
+            scale = tl.load(row_scale + rows0 + n, mask=n < rows1, other=0.0)
             acc = tile_sums(
                 _at(words1_ptr, table_ptr, 3, X, expert), high, scales,
                 i_n * 64, tiles1, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND1, 64, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            store_sums(
-                acc,
-                i_n * 64 + o_n,
-                rows1,
-                rows0,
-                out_ptr,
-                row_scale,
-                i_s,
-                pairs,
-                rows,
-                pair,
-                t_mask,
-            )
+            store_sums(acc, scale, n, rows1, rows0, out_ptr, i_s, pairs, rows, pair, t_mask)
 
 
 def stack(weights: Sequence[Weight], used: int) -> Stack:

@@ -13,7 +13,7 @@ from pydflash.kernels.ops import (
     StepBatch,
     Weight,
 )
-from pydflash.kernels.triton import pointwise, prefill, products
+from pydflash.kernels.triton import flow, pointwise, prefill, products
 from pydflash.kernels.triton.attention import attention
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.weights import packed_of
@@ -39,11 +39,11 @@ def linear_add(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, w: Weight, spans: Spans) -> Tensor:
-    return multiplied(pointwise.norm(x, norm, eps, packed_of(w).width), w, spans)
+    return multiplied(flow.norm(x, norm, eps, packed_of(w).width), w, spans)
 
 
 def norm_gated(x: Tensor, norm: Tensor, eps: float, w: Weight, act: str, spans: Spans) -> Tensor:
-    return gated(pointwise.norm(x, norm, eps, packed_of(w).width), w, act, None, spans)
+    return gated(flow.norm(x, norm, eps, packed_of(w).width), w, act, None, spans)
 
 
 def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
@@ -59,7 +59,7 @@ def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch
 
 
 def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
-    fed = pointwise.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
+    fed = flow.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
     inner = gated(fed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
     return _added(inner, layer.down, x, spans)
 
@@ -78,6 +78,9 @@ def multiplied(x: Tensor, w: Weight, spans: Spans) -> Tensor:
 
 def _added(x: Tensor, w: Weight, residual: Tensor, spans: Spans) -> Tensor:
     """x f16 [T, K padded]; overwrites and returns residual f32 [T, N]."""
+    if len(spans) == 1 and spans[0].kind is RowKind.EXACT:
+        flow.add(parts_of(x, w, spans[0]), w, residual)
+        return residual
     for span in spans:
         own = slice(span.start, span.stop)
         parts = parts_of(x[own], w, span)

@@ -1,19 +1,19 @@
 """Pack: a GGUF tensor's codes and scales into tiles of 64 rows that the product kernels stream.
 
 The codes are the file's, or the levels they stand for; the scales are its products, rounded to f16 after a
-power of two for each tensor that keeps them away from f16's edges (undone per row by `row_scale`). A unit is
-128 inputs:
+power of two for each row that keeps them away from f16's edges (undone by `row_scale`), times the one that
+codes read as subnormal f16 want (`decode`). A unit is 128 inputs:
 
 kind          words of a unit and tile     beside them                scales int32 (two f16 each)
-NIBBLE        int32 [64, 16]                                          [4, 64] (scale, minimum) by 32 inputs
-NIBBLE_FINE   int32 [64, 16]                                          [8, 64] (scale, minimum) by 16
-FIVE          int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] (scale, minimum) by 32 inputs
+NIBBLE        int32 [64, 16]                                          [4, 64] (scale, -minimum) by 32 inputs
+NIBBLE_FINE   int32 [64, 16]                                          [8, 64] (scale, -minimum) by 16
+FIVE          int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] (scale, -minimum) by 32 inputs
 SIX           int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] scales of 16 and the next 16
 BYTE          int32 [2, 64, 16]                                       [2, 64] scales of 32 and the next 32
 F16           f16 [64, 128]
 
-Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE). FIVE is decoded as
-SIX is, its codes moved to the middle of six bits: it costs a bit of memory and saves a tenth of the time.
+Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE), nibbles in the order
+`NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,18 @@ from pydflash.kernels.ref.quant import dequantize
 from pydflash.kernels.ref.quant_bits import bits, fields, half, words16
 from pydflash.kernels.ref.quant_plain import NONLINEAR4, nibbles
 from pydflash.kernels.ref.quant_super import six_bit_pairs
-from pydflash.kernels.triton.decode import BYTE, F16, FIVE, NIBBLE, NIBBLE_FINE, SIX
+from pydflash.kernels.triton.decode import (
+    BYTE,
+    F16,
+    FIVE,
+    HIGH_PIECES,
+    HIGH_POWER,
+    LOW_POWER,
+    NIBBLE,
+    NIBBLE_FINE,
+    NIBBLE_ORDER,
+    SIX,
+)
 from pydflash.quant.formats import QuantFormat
 from pydflash.quant.tensor import QuantTensor
 
@@ -62,14 +73,13 @@ def pack(tensor: QuantTensor) -> Planes:
         return _pack_halves(tensor, units)
     kind, codes_of = _CODES[name]
     step = max(TILE, _SLICE // tensor.cols // TILE * TILE)
-    exponent = _exponent(tensor, codes_of, rows, step)
     pieces = [
-        _pack_slice(kind, codes_of, rows[i : i + step], tensor, exponent, units)
+        _pack_slice(kind, codes_of, rows[i : i + step], tensor, units)
         for i in range(0, len(rows), step)
     ]
-    words, high, scales = (_cat(parts) for parts in zip(*pieces, strict=True))
+    words, high, scales, row_scale = (_cat(parts) for parts in zip(*pieces, strict=True))
     assert words is not None
-    row_scale = torch.full((len(rows),), 2.0**-exponent, device=rows.device)
+    assert row_scale is not None
     return Planes(
         kind=kind, rows=len(rows), words=words, high=high, scales=scales, row_scale=row_scale
     )
@@ -88,18 +98,22 @@ _Codes = tuple[Tensor, Tensor, Tensor | None]
 """codes uint8 [n, elements], scales f32 [n, groups], minima f32 [n, groups] or None, of n blocks."""
 
 
-def _exponent(
-    tensor: QuantTensor, codes_of: Callable[[Tensor], _Codes], rows: Tensor, step: int
-) -> int:
-    """The power of two that brings the largest scale of a tensor near 1/16."""
-    largest = torch.zeros((), device=rows.device)
-    for i in range(0, len(rows), step):
-        _, scales, minima = codes_of(rows[i : i + step].reshape(-1, tensor.format.block_bytes))
-        largest = torch.maximum(largest, scales.abs().max())
-        if minima is not None:
-            largest = torch.maximum(largest, minima.abs().max() / 16)
-    top = float(largest)
-    return 0 if top == 0 else -4 - int(torch.frexp(torch.tensor(top)).exponent)
+def _exponents(scales: Tensor, minima: Tensor | None) -> Tensor:
+    """Of each row [n, 1], the power of two that brings its largest scale, which codes multiply up to 255
+    times, between 2^-10 and 2^-9: subnormal codes want it 2^24 times that."""
+    largest = scales.abs().amax(1, keepdim=True)
+    if minima is not None:
+        largest = torch.maximum(largest, minima.abs().amax(1, keepdim=True) / 32)
+    exponents = torch.where(largest > 0, -9 - torch.frexp(largest).exponent, 0)
+    return exponents.clamp(-126, 126).float()  # beyond, its power is no f32
+
+
+def _powers(kind: int, groups: int, device: torch.device) -> Tensor:
+    """What the scale of each group of a unit is multiplied by for its codes' places."""
+    powers = torch.full((8,), 2.0**LOW_POWER)
+    if kind != BYTE:
+        powers[list(HIGH_PIECES)] = 2.0**HIGH_POWER
+    return powers[:: 8 // groups].to(device)
 
 
 def _pack_slice(
@@ -107,40 +121,46 @@ def _pack_slice(
     codes_of: Callable[[Tensor], _Codes],
     rows: Tensor,
     tensor: QuantTensor,
-    exponent: int,
     units: int,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     n, cols = len(rows), tensor.cols
     codes, scales, minima = codes_of(rows.reshape(-1, tensor.format.block_bytes))
     tiles = -(-n // TILE)
     # A padded code counts for nothing: its scale is 0.
     codes = _padded(codes.view(n, cols), tiles * TILE, units * UNIT)
-    group = cols // scales.view(n, -1).shape[1]
+    scales = scales.view(n, -1)
+    minima = None if minima is None else minima.view(n, -1)
+    group = cols // scales.shape[1]
+    exponents = _exponents(scales, minima)
+    powers = _powers(kind, UNIT // group, rows.device)
 
-    def grouped(values: Tensor) -> Tensor:
-        values = (values.view(n, -1) * 2.0**exponent).half()
-        return _padded(values, tiles * TILE, units * UNIT // group)
+    def grouped(values: Tensor, powers: Tensor | float) -> Tensor:
+        values = _padded(values * torch.exp2(exponents), tiles * TILE, units * UNIT // group)
+        return (
+            (values.view(shape) * powers).half().permute(0, 2, 3, 1)
+        )  # [tiles, units, groups, 64]
 
     shape = (tiles, TILE, units, UNIT // group)
-    s = grouped(scales).view(shape).permute(0, 2, 3, 1)  # [tiles, units, groups, 64]
+    s = grouped(scales, powers)
     if minima is not None:
-        packed = torch.stack((s, grouped(minima).view(shape).permute(0, 2, 3, 1)), -1)
+        packed = torch.stack((s, grouped(minima, -1.0)), -1)
     else:
         packed = torch.stack((s[:, :, 0::2], s[:, :, 1::2]), -1)
     packed = packed.contiguous().view(torch.int32).squeeze(-1)
+    row_scale = torch.exp2(-exponents[:, 0])
     pieces = 4 if kind == BYTE else 8
     by_piece = codes.view(tiles, TILE, units, UNIT // (16 * pieces), pieces, 16)
     by_piece = by_piece.permute(0, 2, 3, 1, 5, 4)  # [tiles, units, halves, 64, 16, pieces]
     if kind == BYTE:
-        return by_piece.contiguous().view(torch.int32).squeeze(-1), None, packed
-    low = by_piece & 0xF
+        return by_piece.contiguous().view(torch.int32).squeeze(-1), None, packed, row_scale
+    low = (by_piece & 0xF)[..., list(NIBBLE_ORDER)]
     words = (low[..., 0::2] | (low[..., 1::2] << 4)).contiguous().view(torch.int32).squeeze(-1)
     high: Tensor | None = None
     if kind in (FIVE, SIX):
         top = by_piece >> 4
         both = torch.stack((_gathered(top[..., :4], 2), _gathered(top[..., 4:], 2)), -1)
         high = both.view(torch.int16).squeeze(-1)
-    return words, high, packed
+    return words, high, packed, row_scale
 
 
 def _gathered(fields: Tensor, width: int) -> Tensor:
@@ -190,24 +210,24 @@ def _cat(parts: tuple[Tensor | None, ...]) -> Tensor | None:
 
 def _q4_0(b: Tensor) -> _Codes:
     d = half(b[:, :2])
-    return _centred(nibbles(b[:, 2:], 16), d, 8 * d, 8)
+    return nibbles(b[:, 2:], 16), d, 8 * d
 
 
 def _q4_1(b: Tensor) -> _Codes:
     d, low = half(b[:, :4]).chunk(2, dim=1)
-    return _centred(nibbles(b[:, 4:], 16), d, -low, 8)
+    return nibbles(b[:, 4:], 16), d, -low
 
 
 def _q5_0(b: Tensor) -> _Codes:
     d = half(b[:, :2])
     codes = nibbles(b[:, 6:], 16) | (bits(b[:, 2:6]) << 4)
-    return _centred(codes + 16, d, 16 * d, 16)
+    return codes, d, 16 * d
 
 
 def _q5_1(b: Tensor) -> _Codes:
     d, low = half(b[:, :4]).chunk(2, dim=1)
     codes = nibbles(b[:, 8:], 16) | (bits(b[:, 4:8]) << 4)
-    return _centred(codes + 16, d, -low, 16)
+    return codes, d, -low
 
 
 def _q8_0(b: Tensor) -> _Codes:
@@ -221,27 +241,27 @@ def _iq4_nl(b: Tensor) -> _Codes:
 def _q2_k(b: Tensor) -> _Codes:
     d, dmin = half(b[:, 80:84]).chunk(2, dim=1)
     codes = fields(b[:, 16:80], (0, 2, 4, 6), 3, 32)
-    return _centred(codes + 6, d * (b[:, :16] & 0xF), dmin * (b[:, :16] >> 4), 2)
+    return codes, d * (b[:, :16] & 0xF), dmin * (b[:, :16] >> 4)
 
 
 def _q3_k(b: Tensor) -> _Codes:
     low, high = nibbles(b[:, 96:104], 8), fields(b[:, 104:108], (0, 2, 4, 6), 3, 4)
     scales = half(b[:, 108:110]) * ((low | (high << 4)).float() - 32)
     codes = fields(b[:, 32:96], (0, 2, 4, 6), 3, 32) | (fields(b[:, :32], range(8), 1, 32) << 2)
-    return _centred(codes + 4, scales, 4 * scales, 4)
+    return codes, scales, 4 * scales
 
 
 def _q4_k(b: Tensor) -> _Codes:
     d, dmin = half(b[:, :4]).chunk(2, dim=1)
     scales, mins = six_bit_pairs(b[:, 4:16])
-    return _centred(nibbles(b[:, 16:], 32), d * scales, dmin * mins, 8)
+    return nibbles(b[:, 16:], 32), d * scales, dmin * mins
 
 
 def _q5_k(b: Tensor) -> _Codes:
     d, dmin = half(b[:, :4]).chunk(2, dim=1)
     scales, mins = six_bit_pairs(b[:, 4:16])
     codes = nibbles(b[:, 48:], 32) | (fields(b[:, 16:48], range(8), 1, 32) << 4)
-    return _centred(codes + 16, d * scales, dmin * mins, 16)
+    return codes, d * scales, dmin * mins
 
 
 def _q6_k(b: Tensor) -> _Codes:
@@ -254,11 +274,6 @@ def _iq4_xs(b: Tensor) -> _Codes:
     low = fields(b[:, 4:8], (0, 4), 0xF, 1)
     scales = (low | (high << 4)).float() - 32
     return _levels(nibbles(b[:, 8:], 16)), half(b[:, :2]) * scales, None
-
-
-def _centred(codes: Tensor, scales: Tensor, minima: Tensor, middle: int) -> _Codes:
-    """The kernels take codes less the middle of their range: minima are then near 0, and lose less in f16."""
-    return codes, scales, minima - middle * scales
 
 
 def _levels(codes: Tensor) -> Tensor:

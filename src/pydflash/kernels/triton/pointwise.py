@@ -4,6 +4,8 @@ Whatever feeds a product is written as f16 in rows padded with zeros to whole un
 largest number. Partial sums [slots, T, N] are always added in order, first to last.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -32,13 +34,19 @@ def stored(x, out_ptr):
 
 
 @triton.jit
+def normed_row(x, weight, N, eps):
+    """x f32, zero beyond N, / rms(x) * weight, which is best loaded beforehand: the sum is a barrier."""
+    return x * tl.rsqrt(tl.sum(x * x) / N + eps) * weight
+
+
+@triton.jit
 def norm_kernel(x_ptr, weight_ptr, out_ptr, E, width, eps, BLOCK: tl.constexpr):
     """out f16 [T, width] = x / rms(x) * weight; a program a row."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + o, mask=o < E, other=0.0)
     x = tl.load(x_ptr + i_t * E + o, mask=o < E, other=0.0)
-    scale = tl.rsqrt(tl.sum(x * x) / E + eps)
-    y = x * scale * tl.load(weight_ptr + o, mask=o < E, other=0.0)
+    y = normed_row(x, weight, E, eps)
     tl.store(out_ptr + i_t * width + o, saturated(y), mask=o < width)
 
 
@@ -81,6 +89,33 @@ def finish_kernel(
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + at, mask=mask, other=0.0)
     tl.store(out_ptr + at, y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def finish_norm_kernel(
+    parts_ptr, counts_ptr, x_ptr, bias_ptr, weight_ptr, out_ptr, arrived_ptr, tokens, N, width, eps,
+    SLOTS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
+):  # fmt: skip
+    """x f32 [T, N] += bias + the partial sums; out f16 [T, width] = its norm, by the program of a row that is
+    the last to be done. Grid (T, blocks of N); arrived int32 [T] is zero before and after."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = o < N
+    at = i_t * N + o
+    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * N, SLOTS, mask)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
+    y += tl.load(x_ptr + at, mask=mask, other=0.0)
+    tl.store(x_ptr + at, y, mask=mask)
+    tl.debug_barrier()  # every thread's part is stored before one of them tells
+    before = tl.atomic_add(arrived_ptr + i_t, 1, sem="acq_rel")
+    if before == tl.num_programs(1) - 1:
+        o_row = tl.arange(0, BLOCK_ROW)
+        weight = tl.load(weight_ptr + o_row, mask=o_row < N, other=0.0)
+        x = tl.load(x_ptr + i_t * N + o_row, mask=o_row < N, other=0.0, cache_modifier=".cg")
+        normed = normed_row(x, weight, N, eps)
+        tl.store(out_ptr + i_t * width + o_row, saturated(normed), mask=o_row < width)
+        tl.store(arrived_ptr + i_t, 0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -169,6 +204,50 @@ def finish(
         num_warps=4,
     )
     return out
+
+
+def finish_norm(
+    parts: Tensor,
+    counts: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    width: int,
+) -> Tensor:
+    """x f32 [T, N] += partial sums f32 [slots, T, N] and a bias; its rms norm -> f16 [T, width]."""
+    slots, T, N = parts.shape
+    out = torch.empty(T, width, dtype=torch.float16, device=x.device)
+    block_row = triton.next_power_of_2(width)
+    finish_norm_kernel[(T, triton.cdiv(N, 512))](
+        parts,
+        counts,
+        x,
+        parts if bias is None else bias,
+        weight,
+        out,
+        _arrived(T, x.device),
+        T,
+        N,
+        width,
+        eps,
+        SLOTS=slots,
+        HAS_BIAS=bias is not None,
+        BLOCK=512,
+        BLOCK_ROW=block_row,
+        num_warps=_warps(block_row),
+    )
+    return out
+
+
+@functools.cache
+def _counters(device: torch.device, rows: int) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int32, device=device)
+
+
+def _arrived(rows: int, device: torch.device) -> Tensor:
+    """Zeros int32 [rows or more], which each launch leaves as it found them: launches follow each other."""
+    return _counters(device, triton.next_power_of_2(max(rows, 64)))
 
 
 def gated(

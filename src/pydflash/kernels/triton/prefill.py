@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import codes, scaled
 from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.weights import Packed
 
@@ -41,9 +40,8 @@ def decode_kernel(
         scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
         at = r[:, None] * 16 + c
         w, h = words_ptr + block * words + at, high_ptr + block * 1024 + at
-        v0, v1, v2, v3, v4, v5, v6, v7 = codes(w, h, KIND, ASM)
         s = scales_ptr + block * scales + r
-        v0, v1, v2, v3, v4, v5, v6, v7 = scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+        v0, v1, v2, v3, v4, v5, v6, v7 = decode.weights(w, h, s, KIND, ASM)
         o = out + c
         tl.store(o, v0)
         tl.store(o + 16, v1)

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.decode import codes, scaled
 from pydflash.kernels.triton.support import interpreting
 from pydflash.kernels.triton.weights import Packed
 
@@ -97,8 +96,7 @@ def tile_sums(
     else:
         h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
-            v0, v1, v2, v3, v4, v5, v6, v7 = codes(w, h, KIND, ASM)
-            v0, v1, v2, v3, v4, v5, v6, v7 = scaled(v0, v1, v2, v3, v4, v5, v6, v7, s, KIND)
+            v0, v1, v2, v3, v4, v5, v6, v7 = decode.weights(w, h, s, KIND, ASM)
             acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
             w += words
             h += 1024
@@ -131,29 +129,28 @@ def product_kernel(
         slot = i_g - ((block * units + 1) * ranges - 1) // work
         if block < blocks0:
             row0 = block * CUT_N + i_p * BLOCK_N
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            scale = tl.load(row_scale_ptr + o_n, mask=o_n < rows0, other=0.0)
             acc = tile_sums(
                 words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            o_n = row0 + tl.arange(0, BLOCK_N)
-            store_sums(acc, o_n, rows0, 0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask)
+            store_sums(acc, scale, o_n, rows0, 0, out_ptr, slot, tokens, rows, o_t, t_mask)
         elif KIND1 != 0:
             row0 = (block - blocks0) * CUT_N + i_p * BLOCK_N
+            o_n = row0 + tl.arange(0, BLOCK_N)
+            scale = tl.load(row_scale_ptr + rows0 + o_n, mask=o_n < rows1, other=0.0)
             acc = tile_sums(
                 words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first, count,
                 x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
             )  # fmt: skip
-            o_n = row0 + tl.arange(0, BLOCK_N)
-            store_sums(
-                acc, o_n, rows1, rows0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask
-            )
+            store_sums(acc, scale, o_n, rows1, rows0, out_ptr, slot, tokens, rows, o_t, t_mask)
         at += count
 
 
 @triton.jit
-def store_sums(acc, o_n, count, row0, out_ptr, row_scale_ptr, slot, tokens, rows, o_t, t_mask):
+def store_sums(acc, scale, o_n, count, row0, out_ptr, slot, tokens, rows, o_t, t_mask):
     n_mask = o_n < count
-    scale = tl.load(row_scale_ptr + row0 + o_n, mask=n_mask, other=0.0)
     line = (slot * tokens + o_t).to(tl.int64) * rows
     out = out_ptr + line[None, :] + (row0 + o_n)[:, None]
     tl.store(out, acc * scale[:, None], mask=n_mask[:, None] & t_mask[None, :])
