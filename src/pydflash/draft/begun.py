@@ -57,8 +57,8 @@ class Waiting:
 
     def __init__(self, begun: Begun) -> None:
         self._begun = begun
-        self._hidden = begun.found[0].clone()
         self._found = Fetch(begun.found[1:])
+        self._hidden = begun.found[0].clone()
 
     def scores(self) -> list[DraftScores]:
         return self._begun.scores_of(self._hidden, self._found.arrays())
