@@ -36,15 +36,17 @@ class Begun:
     def scores_of(self, hidden: Tensor, found: list[Array]) -> list[DraftScores]:
         """From the hidden states, on the device, and the best logits, ids and totals, on the host."""
         best, ids, total = found
-        tokens = ids.astype(np.int32) if self.tokens is None else self.tokens[ids]
         out = [DraftScores.nothing() for _ in range(self.rows)]
         for r, (i, anchor) in enumerate(zip(self.live, self.anchors, strict=True)):
             own = slice(r * self.slots, (r + 1) * self.slots)
+            if not np.isfinite(total[own]).all():
+                continue  # a damaged context; its text goes on without drafts
+            mine = ids[own]
             candidates = Candidates(
                 anchor=anchor,
                 hidden=hidden[own],
-                ids=ids[own],
-                tokens=tokens[own],
+                ids=mine,
+                tokens=mine.astype(np.int32) if self.tokens is None else self.tokens[mine],
                 logits=best[own],
                 total=total[own],
             )
