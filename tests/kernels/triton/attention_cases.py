@@ -86,12 +86,12 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def sum_rows_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix unit's rows know nothing of where they lie; those of numpy's products do, so that the
-    interpreter needs another sum before bits can be compared."""
+    """A matrix unit's rows know nothing of where they lie, nor of how an operand is turned; those of numpy's
+    products do, so that the interpreter needs another sum before bits can be compared."""
     if device.type == "cpu":
         monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
 
 
 def _dot(_: object, a: Any, b: Any, acc: Any, *how: object) -> Any:
-    x, y = a.data.astype(np.float32), b.data.astype(np.float32)
+    x, y = (np.ascontiguousarray(side.data, np.float32) for side in (a, b))
     return interpreter.TensorHandle(np.einsum("mk,kn->mn", x, y) + acc.data, acc.dtype.scalar)

@@ -1,4 +1,4 @@
-"""A norm made together with the sum before it: the same bits, and only where it is the one that is asked for."""
+"""A norm made together with the sum before it: the same bits, and only where it is what is asked for."""
 
 import pytest
 import torch

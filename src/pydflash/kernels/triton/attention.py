@@ -1,10 +1,12 @@
 """Paged attention. Exact rows here: the context in chunks, a program each, then the chunks in order.
 
-A chunk is CHUNK positions from a multiple of CHUNK, whatever the context's length and whoever else is in
-the step; within it keys come tile by tile, and a tile's product has the same shape for one query and for
-many. So a token's bits depend on its own keys alone. Several tokens of a row share what they read of a
-chunk that was stored before the step; a chunk that reaches into a tree is read once for each node, its keys
-through the node's ancestors, each in the lane that it would have in plain decoding.
+A chunk has its place among absolute positions, whatever the context's length and whoever else is in the
+step: FINE positions each up to EARLY, where a step is short and waits for one chunk, COARSE each from there
+on, where partial results would be many. Within it keys come tile by tile, and a tile's product has the same
+shape for one query and for many. So a token's bits depend on its own keys alone. Several tokens of a row
+share what they read of a chunk that was stored before the step; a chunk that reaches into a tree is read
+once for each node, its keys through the node's ancestors, each in the lane that it would have in plain
+decoding.
 """
 
 import torch
@@ -14,30 +16,40 @@ import triton.language as tl
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, RowKind, StepBatch
 from pydflash.kernels.triton.attention_prefill import attention_prefill
-from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
-from pydflash.kernels.triton.pointwise import stored
+from pydflash.kernels.triton.attention_tile import (
+    fold,
+    load_keys,
+    load_values,
+    paged_slots,
+)
+from pydflash.kernels.triton.pointwise import stored, sum_parts
+from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
+from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
 
-CHUNK = 128
-"""Positions that one program of an exact row attends to. Part of the reduction order, like PAGE_SIZE."""
+FINE, COARSE, EARLY = 64, 256, 1024
+"""Positions that one program of an exact row attends to, before EARLY and from there on. Part of the
+reduction order, like PAGE_SIZE."""
 
-TILE = 32
-"""Keys of one product. Part of the reduction order."""
+TILE, WARPS, STAGES = 32, 4, 2
+"""Keys of one product, which are part of the reduction order, and how a program works on them. Twice the keys
+and warps leave one program to a multiprocessor: slower by a fifth and more."""
 
 COMBINED = 16
 """Chunks that are summed at once. Part of the reduction order."""
 
 
 def attention(
-    qkv: Tensor,
+    qkv: Tensor | Sums,
     kv: PagedKV,
     args: AttnArgs,
     batch: StepBatch,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """qkv f32 [T, (H + 2G) * D] (gated: 2H) -> out_dtype [T, H * D]. Stores this step's K and V first.
+    """qkv f32 [T, (H + 2G) * D] (gated: 2H) -> out_dtype [T, H * D]. Stores this step's K and V first. Of a
+    step of exact rows alone, it may be in partial sums.
 
     Exact rows want shapes and tensors only, so that a CUDA graph can repeat them.
     """
@@ -46,25 +58,22 @@ def attention(
             f"attention with {args.heads} query heads over {args.kv_heads} kv heads; the Triton "
             "kernels want whole groups: run with --ops ref"
         )
-    if qkv.stride(-1) != 1:
-        qkv = qkv.contiguous()
+    qkv = Sums.of(qkv)
     q = rope_store(qkv, kv, args, batch)
-    out = torch.empty(
-        (qkv.shape[0], args.heads * args.head_dim), dtype=out_dtype, device=qkv.device
-    )
+    out = torch.empty((qkv.rows, args.heads * args.head_dim), dtype=out_dtype, device=q.device)
     spans = batch.spans
     exact = spans[0].stop if spans and spans[0].kind is RowKind.EXACT else 0
     if exact:
         _attention_exact(q, qkv, kv, args, batch, out, exact)
     for row, kind in enumerate(batch.kinds):
         if kind is RowKind.PREFILL and batch.cu_q[row + 1] > batch.cu_q[row]:
-            attention_prefill(q, qkv, kv, args, batch, out, row)
+            attention_prefill(q, qkv.whole, kv, args, batch, out, row)
     return out
 
 
 def _attention_exact(
     q: Tensor,
-    qkv: Tensor,
+    qkv: Sums,
     kv: PagedKV,
     args: AttnArgs,
     batch: StepBatch,
@@ -75,21 +84,21 @@ def _attention_exact(
     H, G, D = args.heads, args.kv_heads, args.head_dim
     group = H // G
     rows, pages = batch.page_table.shape
-    chunks = triton.cdiv(pages * PAGE_SIZE, CHUNK)
+    chunks = _chunks(pages * PAGE_SIZE)
     ancestors = batch.ancestors if args.causal else None
     depth = 0 if ancestors is None else ancestors.shape[1]
-    tails = triton.cdiv(depth - 1, CHUNK) + 1 if depth else 0
+    tails = triton.cdiv(depth - 1, FINE) + 1 if depth else 0
     # A shape for all row counts: a group's queries of one token, and more tokens while there is room.
     wide = kv.k_format != "f32" and kv.v_format != "f32"
     block_m = max(64 if wide else 16, triton.next_power_of_2(group))
     nodes = block_m // group
     shared = rows + tokens // nodes
-    parts = torch.empty((tokens, H, chunks, D), dtype=torch.float32, device=q.device)
-    stats = torch.empty((tokens, H, chunks, 2), dtype=torch.float32, device=q.device)
+    parts = torch.empty((chunks, G, tokens * group, D), dtype=torch.float32, device=q.device)
+    stats = torch.empty((chunks, G, tokens * group, 2), dtype=torch.float32, device=q.device)
     block_d = max(32, triton.next_power_of_2(D))
     fixed = {
         "HEADS": H, "D": D, "BLOCK_D": block_d, "WINDOW": args.window or 0, "CAUSAL": args.causal,
-        "CHUNK_SIZE": CHUNK,
+        "FINE": FINE, "COARSE": COARSE, "EARLY": EARLY, "GROUP": group,
     }  # fmt: skip
     attention_kernel[(shared * chunks + tokens * tails, G)](
         q,
@@ -112,32 +121,53 @@ def _attention_exact(
         chunks,
         depth,
         shared,
-        GROUP=group,
         BLOCK_M=block_m,
         BLOCK_N=TILE,
-        BLOCK_R=max(64, triton.next_power_of_2(rows)),
+        BLOCK_R=max(32, triton.next_power_of_2(rows)),
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         PAGE=PAGE_SIZE,
+        ASM=uses_assembly(),
         **fixed,
-        num_warps=4,
-        num_stages=3,
+        num_warps=WARPS,
+        num_stages=STAGES,
     )
     combine_kernel[(tokens, H)](
         parts,
         stats,
-        qkv,
+        qkv.parts,
+        qkv.counts,
         batch.positions,
         batch.row_of,
         batch.starts,
         batch.first,
         out,
-        chunks,
-        qkv.stride(0),
+        tokens,
+        qkv.stride,
+        qkv.apart,
         GATED=args.gated,
+        SLOTS=qkv.slots,
         BLOCK_C=COMBINED,
         **fixed,
         num_warps=4,
     )
+
+
+def _chunks(positions: int) -> int:
+    """How many chunks the first positions take."""
+    early = min(positions, EARLY)
+    return triton.cdiv(early, FINE) + triton.cdiv(positions - early, COARSE)
+
+
+@triton.jit
+def _chunk_of(position, FINE: tl.constexpr, COARSE: tl.constexpr, EARLY: tl.constexpr):
+    late = EARLY // FINE + (position - EARLY) // COARSE
+    return tl.where(position < EARLY, position // FINE, late)
+
+
+@triton.jit
+def _chunk_begin(i_c, FINE: tl.constexpr, COARSE: tl.constexpr, EARLY: tl.constexpr):
+    late = EARLY + (i_c - EARLY // FINE) * COARSE
+    return tl.where(i_c < EARLY // FINE, i_c * FINE, late)
 
 
 @triton.jit(do_not_specialize=["tokens", "rows", "pages", "chunks", "depth", "shared"])
@@ -169,15 +199,18 @@ def attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    CHUNK_SIZE: tl.constexpr,
+    FINE: tl.constexpr,
+    COARSE: tl.constexpr,
+    EARLY: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     CAUSAL: tl.constexpr,
     PAGE: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Grid (shared * chunks + tokens * tails, G): one chunk for up to BLOCK_M / GROUP tokens of a row.
 
-    Writes acc f32 [tokens, H, chunks, D], not yet divided, and (max, sum) f32 [tokens, H, chunks, 2].
+    Writes acc f32 [chunks, G, tokens * H / G, D], not yet divided, and (max, sum) of the same shape.
     Programs of the first kind take the chunks that lie before the row's base, or all where there is no
     tree; those of the second kind take one token's chunks from the base on.
     """
@@ -201,10 +234,11 @@ def attention_kernel(
             t_from = (i_p - shared * chunks) % tokens
             t_to = t_from + 1
             i_r = tl.load(row_of_ptr + t_from)
-            i_c = (i_p - shared * chunks) // tokens + tl.load(base_ptr + i_r) // CHUNK_SIZE
+            base = tl.load(base_ptr + i_r)
+            i_c = (i_p - shared * chunks) // tokens + _chunk_of(base, FINE, COARSE, EARLY)
             if i_c >= chunks:
                 return
-        elif (i_c + 1) * CHUNK_SIZE > tl.load(base_ptr + i_r):
+        elif _chunk_begin(i_c + 1, FINE, COARSE, EARLY) > tl.load(base_ptr + i_r):
             return
     if t_from >= t_to:
         return
@@ -229,13 +263,13 @@ def attention_kernel(
             high = tl.minimum(high, tl.max(tl.where(m_m, b_pos, 0), 0) + WINDOW)
     if WINDOW > 0:
         low = tl.maximum(low, tl.min(tl.where(m_m, b_pos, 2147483647), 0) - WINDOW + 1)
-    low = tl.maximum(low, i_c * CHUNK_SIZE)
-    high = tl.minimum(high, (i_c + 1) * CHUNK_SIZE)
+    low = tl.maximum(low, _chunk_begin(i_c, FINE, COARSE, EARLY))
+    high = tl.minimum(high, _chunk_begin(i_c + 1, FINE, COARSE, EARLY))
     if low >= high:
         return
 
     o_d = tl.arange(0, BLOCK_D)
-    o_q = (o_t.to(tl.int64) * HEADS + o_h)[:, None] * D + o_d[None, :]
+    o_q = (o_t * HEADS + o_h)[:, None] * D + o_d[None, :]
     b_q = tl.load(q_ptr + o_q, mask=m_m[:, None] & (o_d[None, :] < D), other=0.0)
     b_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     b_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -250,11 +284,11 @@ def attention_kernel(
         o_n = n + tl.arange(0, BLOCK_N)
         page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
         b_k = load_keys(
-            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
-            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         seen = _seen(o_n, b_pos, b_last, lowest, WINDOW, CAUSAL)
         b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP)
@@ -268,19 +302,20 @@ def attention_kernel(
             page = tl.where(o_n >= base, (slot // PAGE).to(tl.int64), page)
             lane = tl.where(o_n >= base, slot % PAGE, lane)
             b_k = load_keys(
-                k_ptr, k_scale_ptr, page, lane, i_g, False, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+                k_ptr, k_scale_ptr, page, lane, i_g, False, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
             )
             b_v = load_values(
-                v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+                v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
             )
             seen = _seen(o_n, b_pos, b_last, lowest, WINDOW, CAUSAL)
             b_max, b_sum, b_acc = fold(b_q, b_k, b_v, seen, b_max, b_sum, b_acc, SOFTCAP)
 
-    o_part = (o_t.to(tl.int64) * HEADS + o_h) * chunks + i_c
-    tl.store(stats_ptr + o_part * 2, b_max, mask=m_m)
-    tl.store(stats_ptr + o_part * 2 + 1, b_sum, mask=m_m)
-    o_acc = (o_part * D)[:, None] + o_d[None, :]
-    tl.store(parts_ptr + o_acc, b_acc, mask=m_m[:, None] & (o_d[None, :] < D))
+    first = (i_c * KV_HEADS + i_g).to(tl.int64) * (tokens * GROUP) + t_from * GROUP
+    stats_ptr += first * 2
+    tl.store(stats_ptr + o_m * 2, b_max, mask=m_m)
+    tl.store(stats_ptr + o_m * 2 + 1, b_sum, mask=m_m)
+    o_acc = o_m[:, None] * D + o_d[None, :]
+    tl.store(parts_ptr + first * D + o_acc, b_acc, mask=m_m[:, None] & (o_d[None, :] < D))
 
 
 @triton.jit
@@ -295,26 +330,32 @@ def _seen(o_n, b_pos, b_last, lowest, WINDOW: tl.constexpr, CAUSAL: tl.constexpr
     return seen
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit(do_not_specialize=["tokens", "apart"])
 def combine_kernel(
     parts_ptr,
     stats_ptr,
     qkv_ptr,
+    counts_ptr,
     positions_ptr,
     row_of_ptr,
     starts_ptr,
     first_ptr,
     out_ptr,
-    chunks,
+    tokens,
     qkv_stride,
+    apart,
     HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    CHUNK_SIZE: tl.constexpr,
+    FINE: tl.constexpr,
+    COARSE: tl.constexpr,
+    EARLY: tl.constexpr,
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     GATED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
     """Grid (tokens, H): the chunks that a token sees, BLOCK_C at once, in order of position."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -330,18 +371,20 @@ def combine_kernel(
             last = tl.minimum(last, position + WINDOW - 1)
     if WINDOW > 0:
         low = tl.maximum(low, position - WINDOW + 1)
-    begin, end = low // CHUNK_SIZE, last // CHUNK_SIZE + 1
+    begin = _chunk_of(low, FINE, COARSE, EARLY)
+    end = _chunk_of(last, FINE, COARSE, EARLY) + 1
 
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    first = (i_t * HEADS + i_h) * chunks
+    step = tokens.to(tl.int64) * HEADS  # from one chunk's to the next one's
+    first = (i_h // GROUP) * (tokens * GROUP) + i_t * GROUP + i_h % GROUP
     top = float("-inf")
     total = 0.0
     b_acc = tl.zeros((BLOCK_D,), tl.float32)
     for c in range(begin // BLOCK_C * BLOCK_C, end, BLOCK_C):
         o_c = c + tl.arange(0, BLOCK_C)
         m_c = (o_c >= begin) & (o_c < end)
-        o_part = first + o_c
+        o_part = first + o_c * step
         b_max = tl.load(stats_ptr + o_part * 2, mask=m_c, other=float("-inf"))
         b_sum = tl.load(stats_ptr + o_part * 2 + 1, mask=m_c, other=0.0)
         b_part = tl.load(
@@ -358,7 +401,9 @@ def combine_kernel(
         top = new
     b_out = b_acc / total
     if GATED:
-        gate_ptr = qkv_ptr + i_t * qkv_stride + (2 * i_h + 1) * D
-        b_out = b_out * tl.sigmoid(tl.load(gate_ptr + o_d, mask=m_d, other=0.0))
+        o_gate = (2 * i_h + 1) * D + o_d
+        at = i_t * qkv_stride + o_gate
+        b_gate = sum_parts(qkv_ptr, counts_ptr, o_gate, at, apart, SLOTS, m_d)
+        b_out = b_out * tl.sigmoid(b_gate)
     out_ptr += (i_t * HEADS + i_h) * D
     tl.store(out_ptr + o_d, stored(b_out, out_ptr), mask=m_d)

@@ -11,8 +11,15 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, StepBatch
-from pydflash.kernels.triton.attention_tile import fold, load_keys, load_values, paged_slots
+from pydflash.kernels.triton.attention_tile import (
+    fold,
+    load_keys,
+    load_values,
+    paged_slots,
+    shared_memory,
+)
 from pydflash.kernels.triton.pointwise import stored
+from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E
 
 Tensor = torch.Tensor
@@ -58,6 +65,7 @@ def attention_prefill(
         SOFTCAP=args.softcap * LOG2E if args.softcap else 0.0,
         GATED=args.gated,
         PAGE=PAGE_SIZE,
+        ASM=uses_assembly(),
         num_warps=warps,
         num_stages=2,
     )
@@ -66,14 +74,9 @@ def attention_prefill(
 @functools.cache
 def _tile(head_dim: int, device: torch.device) -> tuple[int, int, int]:
     """Queries and keys of a tile of f16 operands, and warps: what the GPU has shared memory for."""
-    rows = (
-        384 * 2 * max(32, triton.next_power_of_2(head_dim))
-    )  # 128 queries, 64 keys and values twice
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        found = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-        if found < rows + 1024:
-            return 64, 32, 4
+    rows = 384  # 128 queries, 64 keys and values twice
+    if shared_memory(device) < rows * 2 * max(32, triton.next_power_of_2(head_dim)) + 1024:
+        return 64, 32, 4
     return 128, 64, 8
 
 
@@ -104,6 +107,7 @@ def attention_prefill_kernel(
     SOFTCAP: tl.constexpr,
     GATED: tl.constexpr,
     PAGE: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Grid (count / BLOCK_M, H): the last queries, which see most, first."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
@@ -137,11 +141,11 @@ def attention_prefill_kernel(
         o_n = n + tl.arange(0, BLOCK_N)
         page, lane = paged_slots(table_ptr, o_n, low, high, PAGE)
         b_k = load_keys(
-            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            k_ptr, k_scale_ptr, page, lane, i_g, True, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         m_n = (o_n >= low) & (o_n < high)
         b_v = load_values(
-            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE
+            v_ptr, v_scale_ptr, page, lane, m_n, i_g, KV_HEADS, D, BLOCK_D, BLOCK_N, PAGE, ASM
         )
         seen = (o_n[None, :] <= b_pos[:, None]) & (o_n[None, :] >= lowest)
         if WINDOW > 0:

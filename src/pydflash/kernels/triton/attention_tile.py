@@ -5,8 +5,21 @@ query's sums depend on absolute positions alone. Softmax is in powers of two: a 
 `rope_store.query_scale`.
 """
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have. Triton's interpreter sets no bound."""
+    if device.type != "cuda":
+        return 1 << 30
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(found["max_shared_mem"])
 
 
 @triton.jit
@@ -19,32 +32,74 @@ def paged_slots(table_ptr, o_n, low, high, PAGE: tl.constexpr):
 
 
 @triton.jit
+def half_of(b_x, ASM: tl.constexpr):
+    """Stored keys or values as f16; f32 stay. Codes take two instructions for two of them: with the bias of
+    128 a code is the low byte of a number in 1024..1279."""
+    if b_x.dtype == tl.int8:
+        if ASM:
+            b_h = tl.inline_asm_elementwise(
+                """
+                {
+                .reg .b32 t, more;
+                mov.b32 more, 0x64806480;
+                xor.b32 t, $2, 0x80808080;
+                prmt.b32 $0, t, 0x64646464, 0x4140;
+                prmt.b32 $1, t, 0x64646464, 0x4342;
+                sub.rn.f16x2 $0, $0, more;
+                sub.rn.f16x2 $1, $1, more;
+                }
+                """,
+                "=&r,=&r,r",
+                [b_x],
+                dtype=tl.float16,
+                is_pure=True,
+                pack=4,
+            )
+        else:
+            b_h = b_x.to(tl.float16)
+    elif b_x.dtype == tl.float32:
+        b_h = b_x
+    else:
+        b_h = b_x.to(tl.float16)
+    return b_h
+
+
+@triton.jit
 def load_keys(
     k_ptr, scale_ptr, page, lane, i_g,
     PAGED: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Keys [BLOCK_D, BLOCK_N], f32 if the pages have f32, else f16. Lanes nobody wrote come as they lie.
 
-    PAGED: runs of PAGE positions lie side by side, which the loads are told.
+    PAGED: runs of PAGE positions lie side by side, which the loads are told. Else keys may lie anywhere, and
+    a thread takes one key's: the tile is turned, for of equal strides Triton puts threads along the first.
     """
     o_d = tl.arange(0, BLOCK_D)
+    o_b = tl.arange(0, BLOCK_D // 32)
     o_n = (page * KV_HEADS + i_g) * (D * PAGE) + lane
     if PAGED:
         o_n = tl.max_contiguous(tl.multiple_of(o_n, PAGE), PAGE)
-    o_k = o_n[None, :] + o_d[:, None] * PAGE
-    b_k = tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0)
+        o_k = o_n[None, :] + o_d[:, None] * PAGE
+        b_k = half_of(tl.load(k_ptr + o_k, mask=o_d[:, None] < D, other=0), ASM)
+    else:
+        o_k = (k_ptr + o_n)[:, None] + (o_d * PAGE)[None, :]
+        b_k = half_of(tl.load(o_k, mask=o_d[None, :] < D, other=0), ASM)
     if scale_ptr is not None:
-        o_b = tl.arange(0, BLOCK_D // 32)
         o_n = (page * KV_HEADS + i_g) * (D // 32 * PAGE) + lane
         if PAGED:
             o_n = tl.max_contiguous(tl.multiple_of(o_n, PAGE), PAGE)
-        o_s = o_n[None, :] + o_b[:, None] * PAGE
-        b_s = tl.load(scale_ptr + o_s, mask=o_b[:, None] < D // 32, other=0)
-        b_s = tl.broadcast_to(b_s[:, None, :], (BLOCK_D // 32, 32, BLOCK_N))
-        b_k = b_k.to(tl.float16) * tl.reshape(b_s, (BLOCK_D, BLOCK_N))
-    elif k_ptr.dtype.element_ty != tl.float32:
-        b_k = b_k.to(tl.float16)
+            o_s = o_n[None, :] + o_b[:, None] * PAGE
+            b_s = tl.load(scale_ptr + o_s, mask=o_b[:, None] < D // 32, other=0)
+            b_k = tl.reshape(b_k, (BLOCK_D // 32, 32, BLOCK_N)) * b_s[:, None, :]
+            b_k = tl.reshape(b_k, (BLOCK_D, BLOCK_N))
+        else:
+            o_s = (scale_ptr + o_n)[:, None] + (o_b * PAGE)[None, :]
+            b_s = tl.load(o_s, mask=o_b[None, :] < D // 32, other=0)
+            b_k = tl.reshape(b_k, (BLOCK_N, BLOCK_D // 32, 32)) * b_s[:, :, None]
+            b_k = tl.reshape(b_k, (BLOCK_N, BLOCK_D))
+    if not PAGED:
+        b_k = tl.trans(b_k)
     return b_k
 
 
@@ -52,22 +107,20 @@ def load_keys(
 def load_values(
     v_ptr, scale_ptr, page, lane, m_n, i_g,
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Values [BLOCK_N, BLOCK_D], f32 if the pages have f32, else f16: zeros where m_n is false, for a weight
     of zero does not silence a NaN."""
     o_d = tl.arange(0, BLOCK_D)
     o_n = (page * KV_HEADS + i_g) * PAGE + lane
     o_v = (o_n * D)[:, None] + o_d[None, :]
-    b_v = tl.load(v_ptr + o_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0)
+    b_v = half_of(tl.load(v_ptr + o_v, mask=m_n[:, None] & (o_d[None, :] < D), other=0), ASM)
     if scale_ptr is not None:
         o_b = tl.arange(0, BLOCK_D // 32)
         o_s = (o_n * (D // 32))[:, None] + o_b[None, :]
         b_s = tl.load(scale_ptr + o_s, mask=m_n[:, None] & (o_b[None, :] < D // 32), other=0)
-        b_s = tl.broadcast_to(b_s[:, :, None], (BLOCK_N, BLOCK_D // 32, 32))
-        b_v = b_v.to(tl.float16) * tl.reshape(b_s, (BLOCK_N, BLOCK_D))
-    elif v_ptr.dtype.element_ty != tl.float32:
-        b_v = b_v.to(tl.float16)
+        b_v = tl.reshape(b_v, (BLOCK_N, BLOCK_D // 32, 32)) * b_s[:, :, None]
+        b_v = tl.reshape(b_v, (BLOCK_N, BLOCK_D))
     return b_v
 
 

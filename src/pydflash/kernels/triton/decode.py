@@ -108,11 +108,35 @@ _BYTE_REGISTERS = tl.constexpr(_registers(4, 4))
 
 
 @triton.jit
-def pair(words):
-    """int32 [n] of two packed f16 -> (low, high) f16 [n, 1]."""
-    low = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-    high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return low[:, None], high[:, None]
+def _pair(word):
+    """int32 of two packed f16 -> (low, high)."""
+    low = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    high = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return low, high
+
+
+@triton.jit
+def _columns(words):
+    """[n, 2 m] -> the even and the odd columns."""
+    rows: tl.constexpr = words.shape[0]
+    half: tl.constexpr = words.shape[1] // 2
+    return tl.split(tl.reshape(words, (rows, half, 2)))
+
+
+@triton.jit
+def _column_pair(words):
+    """[n, 2] -> two columns [n, 1]."""
+    first, second = tl.split(words)
+    return first[:, None], second[:, None]
+
+
+@triton.jit
+def _four_columns(words):
+    """[n, 4] -> its columns [n, 1]."""
+    even, odd = _columns(words)
+    s0, s2 = _column_pair(even)
+    s1, s3 = _column_pair(odd)
+    return s0, s1, s2, s3
 
 
 @triton.jit
@@ -133,24 +157,22 @@ def _plain_code(w, h, J: tl.constexpr, HAS_HIGH: tl.constexpr):
 
 @triton.jit
 def _plain_piece(w, h, s, J: tl.constexpr, KIND: tl.constexpr):
-    """Piece J of a unit of nibbles; at s stand its scales."""
+    """Piece J of a unit of nibbles, and the word of its scale [n, 1]."""
     code = _plain_code(w, h, J, KIND == _FIVE or KIND == _SIX)
+    first, second = _pair(s)
     if KIND == _SIX:
-        first, second = pair(tl.load(s + J // 2 * 64))
         scale = second if J % 2 else first
         # Powers of two: -32 2^-24, -32 2^-20.
         less = scale * (-0.000030517578125 if J // 2 % 2 else -0.0000019073486328125)
-    elif KIND == _FINE:
-        scale, less = pair(tl.load(s + J * 64))
     else:
-        scale, less = pair(tl.load(s + J // 2 * 64))
+        scale, less = first, second
     return tl.fma(code, scale, less.to(tl.float16))
 
 
 @triton.jit
 def _plain_byte(w, s, J: tl.constexpr):
     """Piece J of half a unit of bytes."""
-    first, second = pair(s)
+    first, second = _pair(s)
     scale = second if J // 2 else first
     less = (scale * -0.00000762939453125).to(tl.float16)  # -128 2^-24
     return tl.fma(_subnormal((w >> (8 * J)) & 255), scale, less)
@@ -158,15 +180,10 @@ def _plain_byte(w, s, J: tl.constexpr):
 
 @triton.jit
 def _bytes(w, s, ASM: tl.constexpr):
-    """int32 [n, 16] and scales int32 [n] -> four f16 [n, 16]."""
+    """int32 [n, 16] and scales int32 [n, 1] -> four f16 [n, 16]."""
     if ASM:
         v0, v1, v2, v3 = tl.inline_asm_elementwise(
-            _BYTE_ASM,
-            _BYTE_REGISTERS,
-            [w, s[:, None]],
-            dtype=(tl.float16,) * 4,
-            is_pure=True,
-            pack=2,
+            _BYTE_ASM, _BYTE_REGISTERS, [w, s], dtype=(tl.float16,) * 4, is_pure=True, pack=2
         )
         return v0, v1, v2, v3
     return _plain_byte(w, s, 0), _plain_byte(w, s, 1), _plain_byte(w, s, 2), _plain_byte(w, s, 3)
@@ -174,59 +191,70 @@ def _bytes(w, s, ASM: tl.constexpr):
 
 @triton.jit
 def weights(w, h, s, KIND: tl.constexpr, ASM: tl.constexpr):
-    """A unit's eight pieces f16 [n, 16], of the words [n, 16] at w, further bits at h, and scales int32 [n]
-    at s, 64 apart."""
+    """A unit's eight pieces f16 [n, 16], of words [n, 16] at w, further bits at h, and scales int32 [n, g] at
+    s."""
     if KIND == _BYTE:
-        v0, v1, v2, v3 = _bytes(tl.load(w), tl.load(s), ASM)
-        v4, v5, v6, v7 = _bytes(tl.load(w + 1024), tl.load(s + 64), ASM)
-    elif not ASM:
-        words = tl.load(w)
-        further = words
-        if KIND == _FIVE or KIND == _SIX:
-            further = tl.load(h)
-        v0 = _plain_piece(words, further, s, 0, KIND)
-        v1 = _plain_piece(words, further, s, 1, KIND)
-        v2 = _plain_piece(words, further, s, 2, KIND)
-        v3 = _plain_piece(words, further, s, 3, KIND)
-        v4 = _plain_piece(words, further, s, 4, KIND)
-        v5 = _plain_piece(words, further, s, 5, KIND)
-        v6 = _plain_piece(words, further, s, 6, KIND)
-        v7 = _plain_piece(words, further, s, 7, KIND)
+        s0, s1 = _column_pair(tl.load(s))
+        v0, v1, v2, v3 = _bytes(tl.load(w), s0, ASM)
+        v4, v5, v6, v7 = _bytes(tl.load(w + 1024), s1, ASM)
     elif KIND == _FINE:
-        v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-            _FINE_ASM,
-            _FINE_REGISTERS,
-            [
-                tl.load(w),
-                tl.load(s)[:, None],
-                tl.load(s + 64)[:, None],
-                tl.load(s + 128)[:, None],
-                tl.load(s + 192)[:, None],
-                tl.load(s + 256)[:, None],
-                tl.load(s + 320)[:, None],
-                tl.load(s + 384)[:, None],
-                tl.load(s + 448)[:, None],
-            ],
-            dtype=(tl.float16,) * 8,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        s0, s1 = tl.load(s)[:, None], tl.load(s + 64)[:, None]
-        s2, s3 = tl.load(s + 128)[:, None], tl.load(s + 192)[:, None]
-        if KIND == _SIX:
+        even, odd = _columns(tl.load(s))
+        s0, s2, s4, s6 = _four_columns(even)
+        s1, s3, s5, s7 = _four_columns(odd)
+        words = tl.load(w)
+        if ASM:
             v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-                _SIX_ASM, _HIGH_REGISTERS, [tl.load(w), tl.load(h), s0, s1, s2, s3],
+                _FINE_ASM, _FINE_REGISTERS, [words, s0, s1, s2, s3, s4, s5, s6, s7],
+                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            v0, v1 = (
+                _plain_piece(words, words, s0, 0, KIND),
+                _plain_piece(words, words, s1, 1, KIND),
+            )
+            v2, v3 = (
+                _plain_piece(words, words, s2, 2, KIND),
+                _plain_piece(words, words, s3, 3, KIND),
+            )
+            v4, v5 = (
+                _plain_piece(words, words, s4, 4, KIND),
+                _plain_piece(words, words, s5, 5, KIND),
+            )
+            v6, v7 = (
+                _plain_piece(words, words, s6, 6, KIND),
+                _plain_piece(words, words, s7, 7, KIND),
+            )
+    else:
+        s0, s1, s2, s3 = _four_columns(tl.load(s))
+        words = tl.load(w)
+        if KIND == _SIX or KIND == _FIVE:
+            high = tl.load(h)
+        else:
+            high = words
+        if not ASM:
+            v0, v1 = _plain_piece(words, high, s0, 0, KIND), _plain_piece(words, high, s0, 1, KIND)
+            v2, v3 = _plain_piece(words, high, s1, 2, KIND), _plain_piece(words, high, s1, 3, KIND)
+            v4, v5 = _plain_piece(words, high, s2, 4, KIND), _plain_piece(words, high, s2, 5, KIND)
+            v6, v7 = _plain_piece(words, high, s3, 6, KIND), _plain_piece(words, high, s3, 7, KIND)
+        elif KIND == _SIX:
+            v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
+                _SIX_ASM, _HIGH_REGISTERS, [words, high, s0, s1, s2, s3],
                 dtype=(tl.float16,) * 8, is_pure=True, pack=2,
             )  # fmt: skip
         elif KIND == _FIVE:
             v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-                _FIVE_ASM, _HIGH_REGISTERS, [tl.load(w), tl.load(h), s0, s1, s2, s3],
+                _FIVE_ASM, _HIGH_REGISTERS, [words, high, s0, s1, s2, s3],
                 dtype=(tl.float16,) * 8, is_pure=True, pack=2,
             )  # fmt: skip
         else:
             v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-                _COARSE_ASM, _COARSE_REGISTERS, [tl.load(w), s0, s1, s2, s3],
+                _COARSE_ASM, _COARSE_REGISTERS, [words, s0, s1, s2, s3],
                 dtype=(tl.float16,) * 8, is_pure=True, pack=2,
             )  # fmt: skip
     return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.constexpr_function
+def scale_words(kind):
+    """Words of scales of a row in a unit."""
+    return 2 if kind == BYTE else 8 if kind == NIBBLE_FINE else 4

@@ -10,9 +10,10 @@ import triton
 from pydflash.kernels.ops import DeltaArgs, Recurrent, RowKind, StepBatch
 from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
-from pydflash.kernels.triton.delta_prefill import prefill, row_stride
+from pydflash.kernels.triton.delta_prefill import prefill
 from pydflash.kernels.triton.delta_tape import reserve
 from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
+from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
 
@@ -20,22 +21,26 @@ __all__ = ["delta", "delta_commit", "delta_commit_all", "reserve"]
 
 BLOCK_V = 8
 """Columns of a state in one warp: with Dk = 128, 32 registers a thread, and as many again for a copy."""
+LANES = 4
+"""Lanes that share a column. Part of the reduction order."""
 BLOCK_NODES = 64
 BLOCK_H = 4
 
 
 def delta(
-    mixed: Tensor,
+    mixed: Tensor | Sums,
     recurrent: Recurrent,
     args: DeltaArgs,
     batch: StepBatch,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """mixed [T, C + Hv * Dv + 2 Hv] (unit column stride) -> out_dtype [T, Hv * Dv]. Advances slots or fills
-    the tape. The convolution's taps, a, dt_bias and norm are contiguous f32."""
-    T = mixed.shape[0]
-    walked = torch.empty((T, args.v_heads, args.v_dim), dtype=torch.float32, device=mixed.device)
-    out = torch.empty((T, args.inner), dtype=out_dtype, device=mixed.device)
+    """mixed [T, C + Hv * Dv + 2 Hv] -> out_dtype [T, Hv * Dv]. Advances slots or fills the tape. Of a step of
+    exact rows alone, it may be in partial sums. The convolution's taps, a, dt_bias and norm are contiguous
+    f32."""
+    mixed = Sums.of(mixed)
+    T, device = mixed.rows, mixed.parts.device
+    walked = torch.empty((T, args.v_heads, args.v_dim), dtype=torch.float32, device=device)
+    out = torch.empty((T, args.inner), dtype=out_dtype, device=device)
     exact, rows = _exact(batch, T)
     recurrent.tape = None
     if exact:
@@ -43,7 +48,7 @@ def delta(
     for row in range(rows, len(batch.kinds) if exact < T else rows):
         start, stop = batch.cu_q[row], batch.cu_q[row + 1]
         if stop > start:
-            own = mixed[start:stop], recurrent, args, row, batch.slots, batch.base
+            own = mixed.whole[start:stop], recurrent, args, row, batch.slots, batch.base
             prefill(*own, walked[start:stop])
     _norm(walked, mixed, args, out)
     return out
@@ -58,7 +63,7 @@ def _exact(batch: StepBatch, tokens: int) -> tuple[int, int]:
 
 
 def _exact_rows(
-    mixed: Tensor,
+    mixed: Sums,
     recurrent: Recurrent,
     args: DeltaArgs,
     batch: StepBatch,
@@ -77,8 +82,10 @@ def _exact_rows(
     parents = batch.starts if batch.parents is None else batch.parents
     block_k, block_v = triton.next_power_of_2(DK), triton.next_power_of_2(DV)
     delta_inputs_kernel[(tokens, HK + HV + has_parents)](
-        mixed,
-        row_stride(mixed),
+        mixed.parts,
+        mixed.counts,
+        mixed.stride,
+        mixed.apart,
         recurrent.conv,
         args.conv,
         args.a,
@@ -103,6 +110,7 @@ def _exact_rows(
         DK=DK,
         DV=DV,
         W=args.conv.shape[1],
+        SLOTS=mixed.slots,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
         BLOCK_NODES=BLOCK_NODES,
@@ -131,21 +139,25 @@ def _exact_rows(
         DV=DV,
         BLOCK_K=block_k,
         BLOCK_V=min(BLOCK_V, block_v),
+        LANES=LANES,
         HAS_PARENTS=has_parents,
         num_warps=1,
     )
 
 
-def _norm(walked: Tensor, mixed: Tensor, args: DeltaArgs, out: Tensor) -> None:
+def _norm(walked: Tensor, mixed: Sums, args: DeltaArgs, out: Tensor) -> None:
     """walked f32 [T, Hv, Dv], z in mixed -> out [T, Hv * Dv]."""
     delta_norm_kernel[(len(walked), triton.cdiv(args.v_heads, BLOCK_H))](
         walked,
-        mixed,
-        row_stride(mixed),
+        mixed.parts,
+        mixed.counts,
+        mixed.stride,
+        mixed.apart,
         args.norm,
         out,
         args.eps,
         C=args.channels,
+        SLOTS=mixed.slots,
         HV=args.v_heads,
         DV=args.v_dim,
         BLOCK_H=BLOCK_H,

@@ -49,7 +49,8 @@ def _advance_state(
         token = tl.load(nodes_ptr + i).to(tl.int64)
         b_k = tl.load(k_ptr + (token * HK + i_head % HK) * DK + o_k, mask=is_k, other=0.0)
         b_delta = tl.load(delta_ptr + (token * HV + i_head) * DV + o_v, mask=is_v, other=0.0)
-        b_state = update(b_state, b_k, b_delta, tl.load(decay_ptr + token * HV + i_head))
+        b_decay = tl.load(decay_ptr + token * HV + i_head)
+        b_state = update(b_state, b_k[:, None], b_delta[None, :], b_decay)
     tl.store(states, b_state, mask=is_both)
 
 

@@ -2,13 +2,14 @@
 
 A program takes one token and one head (a key head's q and k, or a value head's v and gates), or the token's
 place in the walk. Only a row of one token writes its slot's convolution state, and each of its channels is
-read and written by one program.
+read and written by one program. What a program reads it asks for at once: it waits more than it works.
 """
 
 import triton
 import triton.language as tl
 
 from pydflash.kernels.triton.delta_math import exp_near_one, sigmoid, silu, softplus
+from pydflash.kernels.triton.pointwise import sum_parts
 
 
 @triton.jit
@@ -23,57 +24,122 @@ def parent_of(parents_ptr, i_token, start, HAS_PARENTS: tl.constexpr):
 
 
 @triton.jit
-def _convolved(
-    mixed_ptr,
-    stride_mixed,
-    conv_ptr,
-    taps_ptr,
-    rows_ptr,
-    parents_ptr,
-    i_token,
-    start,
-    is_single,
-    slot,
-    o_c,
-    mask,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    HAS_PARENTS: tl.constexpr,
-):
-    """silu of the convolution at channels o_c, through the chain of parents; keeps the raw inputs."""
-    b_raw = tl.load(mixed_ptr + i_token.to(tl.int64) * stride_mixed + o_c, mask=mask, other=0.0)
-    b_raw = b_raw.to(tl.float32)
-    b_sum = b_raw * tl.load(taps_ptr + o_c * W + W - 1, mask=mask, other=0.0)
-    conv_ptr += slot * (W - 1) * C
+def _sources(
+    parents_ptr, i_token, start,
+    W: tl.constexpr, BLOCK_W: tl.constexpr, HAS_PARENTS: tl.constexpr,
+):  # fmt: skip
+    """Where the convolution's W inputs are: tokens of the step [BLOCK_W], and for what lies before the row's
+    first token, which has -1 there, rows of the convolution's state [BLOCK_W]."""
+    o_w = tl.arange(0, BLOCK_W)
+    b_token = tl.where(o_w == W - 1, i_token, -1)
+    b_held = o_w * 0
     ancestor = i_token
-    missing = 0  # taps beyond the row's first token
+    missing = 0
     for j in tl.static_range(W - 1):
         if missing == 0:
             ancestor = parent_of(parents_ptr, ancestor, start, HAS_PARENTS)
         missing += tl.where(ancestor < 0, 1, 0)
-        above = tl.maximum(ancestor, 0).to(tl.int64)
-        held = W - 1 - tl.maximum(missing, 1)
-        b_step = tl.load(
-            mixed_ptr + above * stride_mixed + o_c, mask=mask & (missing == 0), other=0.0
-        )
-        b_held = tl.load(conv_ptr + held * C + o_c, mask=mask & (missing > 0), other=0.0)
-        b_tap = tl.load(taps_ptr + o_c * W + W - 2 - j, mask=mask, other=0.0)
-        b_sum = tl.fma(tl.where(missing == 0, b_step.to(tl.float32), b_held), b_tap, b_sum)
-    if is_single:
-        tl.debug_barrier()  # every thread has read what others overwrite
-        for j in tl.static_range(W - 2):
-            b_next = tl.load(conv_ptr + (j + 1) * C + o_c, mask=mask, other=0.0)
-            tl.store(conv_ptr + j * C + o_c, b_next, mask=mask)
-            tl.debug_barrier()
-        tl.store(conv_ptr + (W - 2) * C + o_c, b_raw, mask=mask)
-    else:
-        tl.store(rows_ptr + i_token.to(tl.int64) * C + o_c, b_raw, mask=mask)
-    return silu(b_sum)
+        b_token = tl.where(o_w == W - 2 - j, ancestor, b_token)
+        b_held = tl.where(o_w == W - 2 - j, W - 1 - tl.maximum(missing, 1), b_held)
+    return b_token, b_held
+
+
+@triton.jit
+def _raw(
+    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The convolution's inputs at channels o_c: f32 [BLOCK_W, channels], the token's own in row W - 1."""
+    is_own = (b_token >= 0)[:, None]
+    is_tap = (tl.arange(0, BLOCK_W) < W)[:, None] & mask[None, :]
+    o_mixed = tl.maximum(b_token, 0).to(tl.int64)[:, None] * stride_mixed + o_c[None, :]
+    b_x = sum_parts(mixed_ptr, counts_ptr, o_c[None, :], o_mixed, apart, SLOTS, is_tap & is_own).to(
+        tl.float32
+    )
+    o_held = b_held[:, None] * C + o_c[None, :]
+    return tl.where(is_own, b_x, tl.load(conv_ptr + o_held, mask=is_tap & ~is_own, other=0.0))
+
+
+@triton.jit
+def _convolved(b_raw, taps_ptr, o_c, mask, W: tl.constexpr, BLOCK_W: tl.constexpr):
+    """silu of the convolution: [channels]."""
+    o_w = tl.arange(0, BLOCK_W)
+    b_taps = tl.load(
+        taps_ptr + o_c[None, :] * W + o_w[:, None],
+        mask=(o_w < W)[:, None] & mask[None, :],
+        other=0.0,
+    )
+    return silu(tl.sum(b_raw * b_taps, 0))
+
+
+@triton.jit
+def _keep(
+    b_raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask,
+    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """The token's inputs, to the tape; of a row of one token the last W - 1, to the convolution's state."""
+    o_w = tl.arange(0, BLOCK_W)[:, None]
+    o_out = tl.where(is_single, conv_ptr + (o_w - 1) * C, rows_ptr + wide * C) + o_c[None, :]
+    first = tl.where(is_single, 1, W - 1)
+    tl.store(o_out, b_raw, mask=(o_w >= first) & (o_w < W) & mask[None, :])
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def _lowest(bits):
+    """The lowest of the bits that are set."""
+    return bits ^ (bits & (bits - 1))
 
 
 @triton.jit
 def _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.constexpr):
-    """The token's place when its row is walked depth first, and the place after its last descendant.
+    """The token's place when its row is walked depth first, and twice the place after its last descendant,
+    plus 1 if a sibling comes after it. A node's leaves come first, then its other children, the last first:
+    trees are grown from the best on, so the largest branch is the last.
+
+    For rows of up to BLOCK <= 64 nodes. A set of nodes is a number whose bits they are.
+    """
+    o_u = tl.arange(0, BLOCK)
+    is_node = o_u < stop - start
+    b_up = tl.load(parents_ptr + start + o_u, mask=is_node, other=-1) - start
+    b_up = tl.where(b_up < o_u, b_up, -1)
+    b_up = tl.maximum(tl.where(is_node, b_up, -1), -1)
+    one = tl.full((BLOCK,), 1, tl.uint64)
+    none = tl.zeros((BLOCK,), tl.uint64)
+    b_own = one << o_u.to(tl.uint64)
+    b_path = b_own  # a node and its ancestors: each round finds as many more as there are
+    b_jump = b_up
+    while tl.max(b_jump, 0) >= 0:
+        b_from = tl.maximum(b_jump, 0)
+        b_path |= tl.where(b_jump >= 0, tl.gather(b_path, b_from, 0), none)
+        b_jump = tl.where(b_jump >= 0, tl.gather(b_jump, b_from, 0), -1)
+    inner = tl.reduce(
+        tl.where(b_up >= 0, one << tl.maximum(b_up, 0).to(tl.uint64), none), 0, _either
+    )
+    is_me = o_u == i_token - start
+    my_path = tl.reduce(tl.where(is_me, b_path, none), 0, _either)
+    me = tl.reduce(tl.where(is_me, b_own, none), 0, _either)
+    b_both = b_path & my_path
+    # The children of the last common ancestor on either path; a parent is before its children.
+    b_theirs, b_mine = _lowest(b_path ^ b_both), _lowest(my_path ^ b_both)
+    theirs_inner, mine_inner = (b_theirs & inner) != 0, (b_mine & inner) != 0
+    is_first = tl.where(theirs_inner == mine_inner, (b_theirs < b_mine) ^ mine_inner, mine_inner)
+    is_first |= b_theirs == 0
+    before = tl.sum((is_node & (b_mine != 0) & is_first).to(tl.int32), 0)
+    under = tl.sum((is_node & (b_mine == 0)).to(tl.int32), 0)
+    is_later = is_node & (b_theirs == b_own) & (b_mine == me) & ~is_first
+    later = tl.max(is_later.to(tl.int32), 0)
+    tl.store(order_ptr + start + before, i_token)
+    tl.store(until_ptr + start + before, (start + before + under) * 2 + later)
+
+
+@triton.jit
+def _place_in_many(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.constexpr):
+    """The same for any row, in the order of tokens and with no word of siblings.
 
     Tokens u of the row are compared with it at the children of their last common ancestor: parents come
     before children, so the later of two nodes is the one to go up.
@@ -101,13 +167,15 @@ def _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK: tl.co
         before += tl.sum((is_node & (b_above | b_apart)).to(tl.int32), 0)
         under += tl.sum((is_node & (b_my_child < 0)).to(tl.int32), 0)
     tl.store(order_ptr + start + before, i_token)
-    tl.store(until_ptr + start + before, start + before + under)
+    tl.store(until_ptr + start + before, (start + before + under) * 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def delta_inputs_kernel(
     mixed_ptr,
+    counts_ptr,
     stride_mixed,
+    apart,
     conv_ptr,
     taps_ptr,
     a_ptr,
@@ -132,52 +200,74 @@ def delta_inputs_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     W: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_NODES: tl.constexpr,
     HAS_PARENTS: tl.constexpr,
 ):
-    """Grid (T, HK + HV + HAS_PARENTS). q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK],
-    v [T, HV, DV], decay and beta [T, HV], rows [T, C], order and until [T]."""
+    """mixed in SLOTS partial sums. Grid (T, HK + HV + HAS_PARENTS).
+
+    q [T, HK, DK] scaled, k [T, HK, DK], their products qk [T, HK], v [T, HV, DV], decay and beta [T, HV], rows
+    [T, C], order and until [T].
+    """
     C: tl.constexpr = 2 * HK * DK + HV * DV
+    BLOCK_W: tl.constexpr = triton.next_power_of_2(W)
     i_token = tl.program_id(0)
     i_head = tl.num_programs(1) - 1 - tl.program_id(1)  # a place takes longest: it goes first
     i_row = tl.load(row_of_ptr + i_token)
     start, stop = tl.load(starts_ptr + i_row), tl.load(starts_ptr + i_row + 1)
     is_single = stop - start == 1
-    slot = tl.load(slots_ptr + i_row).to(tl.int64)
     wide = i_token.to(tl.int64)
-    if i_head < HK:
-        o_k = tl.arange(0, BLOCK_K)
-        mask = o_k < DK
-        o_c = i_head * DK + o_k
-        b_q = _convolved(
-            mixed_ptr, stride_mixed, conv_ptr, taps_ptr, rows_ptr, parents_ptr, i_token, start,
-            is_single, slot, o_c, mask, C, W, HAS_PARENTS,
-        )  # fmt: skip
-        b_k = _convolved(
-            mixed_ptr, stride_mixed, conv_ptr, taps_ptr, rows_ptr, parents_ptr, i_token, start,
-            is_single, slot, HK * DK + o_c, mask, C, W, HAS_PARENTS,
-        )  # fmt: skip
-        b_q = b_q / tl.maximum(tl.sqrt(tl.sum(b_q * b_q, 0)), eps) * scale
-        b_k = b_k / tl.maximum(tl.sqrt(tl.sum(b_k * b_k, 0)), eps)
-        tl.store(q_ptr + wide * HK * DK + o_c, b_q, mask=mask)
-        tl.store(k_ptr + wide * HK * DK + o_c, b_k, mask=mask)
-        tl.store(qk_ptr + wide * HK + i_head, tl.sum(b_q * b_k, 0))
-    elif i_head < HK + HV:
-        head = i_head - HK
-        o_v = tl.arange(0, BLOCK_V)
-        mask = o_v < DV
-        o_c = head * DV + o_v
-        b_v = _convolved(
-            mixed_ptr, stride_mixed, conv_ptr, taps_ptr, rows_ptr, parents_ptr, i_token, start,
-            is_single, slot, 2 * HK * DK + o_c, mask, C, W, HAS_PARENTS,
-        )  # fmt: skip
-        tl.store(v_ptr + wide * HV * DV + o_c, b_v, mask=mask)
-        gates_ptr = mixed_ptr + wide * stride_mixed + C + HV * DV + head
-        alpha = tl.load(gates_ptr).to(tl.float32) + tl.load(dt_bias_ptr + head)
-        log_decay = softplus(alpha) * tl.load(a_ptr + head)
-        tl.store(decay_ptr + wide * HV + head, exp_near_one(log_decay))
-        tl.store(beta_ptr + wide * HV + head, sigmoid(tl.load(gates_ptr + HV).to(tl.float32)))
-    else:
+    if i_head < HK + HV:
+        conv_ptr += tl.load(slots_ptr + i_row).to(tl.int64) * (W - 1) * C
+        b_token, b_held = _sources(parents_ptr, i_token, start, W, BLOCK_W, HAS_PARENTS)
+        if i_head < HK:
+            o_k = tl.arange(0, BLOCK_K)
+            mask = o_k < DK
+            o_q = i_head * DK + o_k
+            o_c = HK * DK + o_q
+            b_raw_q = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_q, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
+            b_raw_k = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
+            b_q = _convolved(b_raw_q, taps_ptr, o_q, mask, W, BLOCK_W)
+            b_k = _convolved(b_raw_k, taps_ptr, o_c, mask, W, BLOCK_W)
+            tl.debug_barrier()  # every thread has read what others overwrite
+            _keep(b_raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, mask, C, W, BLOCK_W)
+            _keep(b_raw_k, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C, W, BLOCK_W)
+            b_q *= scale / tl.maximum(tl.sqrt(tl.sum(b_q * b_q, 0)), eps)
+            b_k *= 1.0 / tl.maximum(tl.sqrt(tl.sum(b_k * b_k, 0)), eps)
+            tl.store(q_ptr + wide * HK * DK + o_q, b_q, mask=mask)
+            tl.store(k_ptr + wide * HK * DK + o_q, b_k, mask=mask)
+            tl.store(qk_ptr + wide * HK + i_head, tl.sum(b_q * b_k, 0))
+        else:
+            head = i_head - HK
+            o_v = tl.arange(0, BLOCK_V)
+            mask = o_v < DV
+            o_c = 2 * HK * DK + head * DV + o_v
+            # Both gates, alpha then beta, in one load.
+            o_gate = C + HV * DV + head + tl.arange(0, 2) * HV
+            at = wide * stride_mixed + o_gate
+            b_gates = sum_parts(mixed_ptr, counts_ptr, o_gate, at, apart, SLOTS, o_gate >= 0)
+            alpha, beta = tl.split(b_gates.to(tl.float32))
+            alpha += tl.load(dt_bias_ptr + head)
+            a = tl.load(a_ptr + head)
+            b_raw = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                C, W, BLOCK_W, SLOTS,
+            )  # fmt: skip
+            b_v = _convolved(b_raw, taps_ptr, o_c, mask, W, BLOCK_W)
+            tl.debug_barrier()
+            _keep(b_raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C, W, BLOCK_W)
+            tl.store(v_ptr + wide * HV * DV + head * DV + o_v, b_v, mask=mask)
+            tl.store(decay_ptr + wide * HV + head, exp_near_one(softplus(alpha) * a))
+            tl.store(beta_ptr + wide * HV + head, sigmoid(beta))
+    elif stop - start <= BLOCK_NODES:
         _place(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK_NODES)
+    else:
+        _place_in_many(order_ptr, until_ptr, parents_ptr, i_token, start, stop, BLOCK_NODES)

@@ -9,8 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def update(b_state, b_k, b_delta, b_decay):
-    """decay * state + k delta^T. b_state [Dk, V], b_k [Dk], b_delta [V], b_decay a scalar."""
-    return tl.fma(b_k[:, None], b_delta[None, :], b_state * b_decay)
+    """decay * state + k delta^T, element by element. b_k and b_delta have the state's dimensions, those of 1
+    included; b_decay is a scalar."""
+    return tl.fma(b_k, b_delta, b_state * b_decay)
 
 
 @triton.jit

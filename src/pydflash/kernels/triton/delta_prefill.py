@@ -12,6 +12,7 @@ import triton.language as tl
 
 from pydflash.kernels.ops import DELTA_CHUNK, DeltaArgs, Recurrent
 from pydflash.kernels.triton.delta_math import sigmoid, silu, softplus
+from pydflash.kernels.triton.sums import row_stride
 
 Tensor = torch.Tensor
 
@@ -299,12 +300,6 @@ def prefill_conv_kernel(
         tl.debug_barrier()
         tl.store(conv_ptr + j * C + o_c, b_row.to(tl.float32) + b_held, mask=mask)
         tl.debug_barrier()
-
-
-def row_stride(mixed: Tensor) -> int:
-    """Elements from row to row. Triton compiles for what divides it, so a row alone, whose stride may be
-    anything, must have that of rows in company: else its sums could go in another order."""
-    return mixed.stride(0) if len(mixed) > 1 else mixed.shape[1]
 
 
 def has_halves(device: torch.device) -> bool:

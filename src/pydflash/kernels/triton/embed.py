@@ -43,7 +43,7 @@ def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.cons
         half, j, c = k // 64, k % 64 // 16, k % 16
         word = tl.load(words_ptr + block * 2048 + half * 1024 + r * 16 + c)
         code = ((word >> (8 * j)) & 255).to(tl.float32) - 128.0
-        values = code * _half_of(scales_ptr, block * 128 + half * 64 + r, j // 2) * LOW
+        values = code * _half_of(scales_ptr, block * 128 + r * 2 + half, j // 2) * LOW
     else:
         j, c = k // 16, k % 16
         at = block * 1024 + r * 16 + c
@@ -53,10 +53,10 @@ def decode_unit(words_ptr, high_ptr, scales_ptr, row, unit, units, KIND: tl.cons
             code += ((tl.load(high_ptr + at).to(tl.int32) >> (2 * j)) & 3) << 4
         power = tl.where(is_high != 0, HIGH, LOW)
         if KIND == _SIX:
-            scale = _half_of(scales_ptr, block * 256 + j // 2 * 64 + r, j % 2)
+            scale = _half_of(scales_ptr, block * 256 + r * 4 + j // 2, j % 2)
             values = (code - 32).to(tl.float32) * (scale * power)
         else:
-            s = block * 512 + j * 64 + r if KIND == _FINE else block * 256 + j // 2 * 64 + r
+            s = block * 512 + r * 8 + j if KIND == _FINE else block * 256 + r * 4 + j // 2
             scale, less = _half_of(scales_ptr, s, 0), _half_of(scales_ptr, s, 1)
             values = code.to(tl.float32) * (scale * power) + less
     return values

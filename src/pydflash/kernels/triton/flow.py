@@ -1,7 +1,7 @@
 """Norms made together with the sums before them.
 
-A layer ends by adding a product's partial sums to the residual, and the next one begins with a norm of it: two
-small launches that one can do. Which norm follows a weight is learned the first time; from then on, where
+A layer ends by adding a product's partial sums to the residual, and the next one begins with a norm of it:
+two small launches that one can do. Which norm follows a weight is learned the first time; from then on, where
 a step is of exact rows, it is made with the sum and lies ready when asked for. Its bits are the same.
 """
 
@@ -49,7 +49,7 @@ def add(parts: Tensor, w: Weight, residual: Tensor) -> None:
     """residual f32 [T, N] += the partial sums of `w`'s product, and its norm with them if one follows."""
     counts = packed_of(w).slot_counts
     norm = w.scratch.get(_THEN)
-    if isinstance(norm, _Norm):
+    if isinstance(norm, _Norm) and len(residual) <= pointwise.MOST_JOINT:
         normed = pointwise.finish_norm(
             parts, counts, residual, w.bias, norm.weight, norm.eps, norm.width
         )
@@ -66,4 +66,5 @@ def norm(x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:
         if latest.normed is not None and latest.norm == wanted:
             return latest.normed
         latest.of.scratch[_THEN] = wanted
+        pointwise.arrived(x.device)
     return pointwise.norm(x, weight, eps, width)

@@ -16,6 +16,7 @@ from pydflash.kernels.ops import (
 from pydflash.kernels.triton import flow, pointwise, prefill, products
 from pydflash.kernels.triton.attention import attention
 from pydflash.kernels.triton.delta import delta
+from pydflash.kernels.triton.sums import Sums
 from pydflash.kernels.triton.weights import packed_of
 
 Tensor = torch.Tensor
@@ -47,13 +48,13 @@ def norm_gated(x: Tensor, norm: Tensor, eps: float, w: Weight, act: str, spans: 
 
 
 def attention_layer(x: Tensor, layer: AttnLayer, kv: PagedKV, batch: StepBatch) -> Tensor:
-    qkv = norm_linear(x, layer.norm, layer.eps, layer.qkv, batch.spans)
+    qkv = _opened(x, layer.norm, layer.eps, layer.qkv, batch.spans)
     attended = attention(qkv, kv, layer.args, batch, out_dtype=_fits(layer.output))
     return _added(_half(attended, layer.output), layer.output, x, batch.spans)
 
 
 def delta_layer(x: Tensor, layer: DeltaLayer, state: Recurrent, batch: StepBatch) -> Tensor:
-    mixed = norm_linear(x, layer.norm, layer.eps, layer.mixed, batch.spans)
+    mixed = _opened(x, layer.norm, layer.eps, layer.mixed, batch.spans)
     told = delta(mixed, state, layer.args, batch, out_dtype=_fits(layer.output))
     return _added(_half(told, layer.output), layer.output, x, batch.spans)
 
@@ -62,6 +63,14 @@ def dense_layer(x: Tensor, layer: DenseLayer, spans: Spans) -> Tensor:
     fed = flow.norm(x, layer.norm, layer.eps, packed_of(layer.gate_up).width)
     inner = gated(fed, layer.gate_up, layer.act, packed_of(layer.down).width, spans)
     return _added(inner, layer.down, x, spans)
+
+
+def _opened(x: Tensor, norm: Tensor, eps: float, w: Weight, spans: Spans) -> Tensor | Sums:
+    """A layer's first product, of exact rows as it comes: who reads it adds the parts up."""
+    fed = flow.norm(x, norm, eps, packed_of(w).width)
+    if w.bias is None and len(spans) == 1 and spans[0].kind is RowKind.EXACT:
+        return Sums(parts_of(fed, w, spans[0]), packed_of(w).slot_counts)
+    return multiplied(fed, w, spans)
 
 
 def multiplied(x: Tensor, w: Weight, spans: Spans) -> Tensor:

@@ -5,15 +5,15 @@ power of two for each row that keeps them away from f16's edges (undone by `row_
 codes read as subnormal f16 want (`decode`). A unit is 128 inputs:
 
 kind          words of a unit and tile     beside them                scales int32 (two f16 each)
-NIBBLE        int32 [64, 16]                                          [4, 64] (scale, -minimum) by 32 inputs
-NIBBLE_FINE   int32 [64, 16]                                          [8, 64] (scale, -minimum) by 16
-FIVE          int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] (scale, -minimum) by 32 inputs
-SIX           int32 [64, 16]               int16 [64, 16] high pairs  [4, 64] scales of 16 and the next 16
-BYTE          int32 [2, 64, 16]                                       [2, 64] scales of 32 and the next 32
+NIBBLE        int32 [64, 16]                                          [64, 4] (scale, -minimum) by 32 inputs
+NIBBLE_FINE   int32 [64, 16]                                          [64, 8] (scale, -minimum) by 16
+FIVE          int32 [64, 16]               int16 [64, 16] high pairs  [64, 4] (scale, -minimum) by 32 inputs
+SIX           int32 [64, 16]               int16 [64, 16] high pairs  [64, 4] scales of 16 and the next 16
+BYTE          int32 [2, 64, 16]                                       [64, 2] scales of 32 and the next 32
 F16           f16 [64, 128]
 
-Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE), nibbles in the order
-`NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time.
+Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE), nibbles in the
+order `NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time.
 """
 
 from collections.abc import Callable
@@ -136,16 +136,14 @@ def _pack_slice(
 
     def grouped(values: Tensor, powers: Tensor | float) -> Tensor:
         values = _padded(values * torch.exp2(exponents), tiles * TILE, units * UNIT // group)
-        return (
-            (values.view(shape) * powers).half().permute(0, 2, 3, 1)
-        )  # [tiles, units, groups, 64]
+        return (values.view(shape) * powers).half().transpose(1, 2)  # [tiles, units, 64, groups]
 
     shape = (tiles, TILE, units, UNIT // group)
     s = grouped(scales, powers)
     if minima is not None:
         packed = torch.stack((s, grouped(minima, -1.0)), -1)
     else:
-        packed = torch.stack((s[:, :, 0::2], s[:, :, 1::2]), -1)
+        packed = torch.stack((s[..., 0::2], s[..., 1::2]), -1)
     packed = packed.contiguous().view(torch.int32).squeeze(-1)
     row_scale = torch.exp2(-exponents[:, 0])
     pieces = 4 if kind == BYTE else 8

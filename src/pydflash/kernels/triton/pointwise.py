@@ -14,6 +14,8 @@ from pydflash.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
+MOST_JOINT = 64
+"""Rows whose sum and norm are made by one launch."""
 _ACTS = {"silu": 0, "gelu": 1}
 
 
@@ -215,7 +217,10 @@ def finish_norm(
     eps: float,
     width: int,
 ) -> Tensor:
-    """x f32 [T, N] += partial sums f32 [slots, T, N] and a bias; its rms norm -> f16 [T, width]."""
+    """x f32 [T, N] += partial sums f32 [slots, T, N] and a bias; its rms norm -> f16 [T, width].
+
+    T is at most MOST_JOINT.
+    """
     slots, T, N = parts.shape
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
     block_row = triton.next_power_of_2(width)
@@ -226,7 +231,7 @@ def finish_norm(
         parts if bias is None else bias,
         weight,
         out,
-        _arrived(T, x.device),
+        arrived(x.device),
         T,
         N,
         width,
@@ -241,13 +246,10 @@ def finish_norm(
 
 
 @functools.cache
-def _counters(device: torch.device, rows: int) -> Tensor:
-    return torch.zeros(rows, dtype=torch.int32, device=device)
-
-
-def _arrived(rows: int, device: torch.device) -> Tensor:
-    """Zeros int32 [rows or more], which each launch leaves as it found them: launches follow each other."""
-    return _counters(device, triton.next_power_of_2(max(rows, 64)))
+def arrived(device: torch.device) -> Tensor:
+    """Zeros int32 [MOST_JOINT], which each launch leaves as it found them: launches follow each other. To be
+    made before anything is captured."""
+    return torch.zeros(MOST_JOINT, dtype=torch.int32, device=device)
 
 
 def gated(

@@ -15,7 +15,6 @@ from pydflash.kernels.triton.weights import Packed
 Tensor = torch.Tensor
 
 _F16 = tl.constexpr(decode.F16)
-_FINE = tl.constexpr(decode.NIBBLE_FINE)
 _BYTE = tl.constexpr(decode.BYTE)
 
 _MOST_DECODED = 1 << 29
@@ -37,10 +36,10 @@ def decode_kernel(
         tl.store(out + k, tl.load(words_ptr + block * 8192 + r[:, None] * 128 + k))
     else:
         words: tl.constexpr = 2048 if KIND == _BYTE else 1024
-        scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
+        scales: tl.constexpr = decode.scale_words(KIND)
         at = r[:, None] * 16 + c
         w, h = words_ptr + block * words + at, high_ptr + block * 1024 + at
-        s = scales_ptr + block * scales + r
+        s = scales_ptr + ((block * 64 + r) * scales)[:, None] + tl.arange(0, scales)[None, :]
         v0, v1, v2, v3, v4, v5, v6, v7 = decode.weights(w, h, s, KIND, ASM)
         o = out + c
         tl.store(o, v0)

@@ -23,8 +23,6 @@ MOST_ROWS = 64
 """Tokens of one program."""
 
 _F16 = tl.constexpr(decode.F16)
-_FINE = tl.constexpr(decode.NIBBLE_FINE)
-_BYTE = tl.constexpr(decode.BYTE)
 
 
 @triton.constexpr_function
@@ -83,9 +81,9 @@ def tile_sums(
     x = x_ptr + (o_c if FEW else o_k)[:, None] + (o_t * x_stride)[None, :] + first * 128
     x_mask = t_mask[None, :]
     words: tl.constexpr = _words_of(KIND)
-    scales: tl.constexpr = 128 if KIND == _BYTE else 512 if KIND == _FINE else 256
+    scales: tl.constexpr = decode.scale_words(KIND)
     w = words_ptr + (unit * words + row * 16)[:, None] + o_c[None, :]
-    s = scales_ptr + unit * scales + row
+    s = scales_ptr + ((unit * 64 + row) * scales)[:, None] + tl.arange(0, scales)[None, :]
     if KIND == _F16:
         w = words_ptr + (unit * 8192 + row * 128)[:, None] + o_k[None, :]
         x = x_ptr + o_k[:, None] + (o_t * x_stride)[None, :] + first * 128
@@ -100,7 +98,7 @@ def tile_sums(
             acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
             w += words
             h += 1024
-            s += scales
+            s += 64 * scales
             x += 128
     return acc
 

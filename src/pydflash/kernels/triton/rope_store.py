@@ -12,6 +12,8 @@ import triton.language as tl
 
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, StepBatch
+from pydflash.kernels.triton.pointwise import sum_parts
+from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
 
@@ -19,12 +21,12 @@ LOG2E = math.log2(math.e)
 _FORMATS = ("f32", "f16", "bf16", "q8_0")
 
 
-def rope_store(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Tensor:
-    """qkv f32 [T, (H or 2H, + 2G) * D] -> q [T, H, D], normed, rotated and times `query_scale(args)`: f32
-    for f32 keys, else f16. Keys and values go to their pages."""
+def rope_store(qkv: Sums, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Tensor:
+    """qkv f32 [T, (H or 2H, + 2G) * D], or its partial sums, -> q [T, H, D], normed, rotated and times
+    `query_scale(args)`: f32 for f32 keys, else f16. Keys and values go to their pages."""
     kind = torch.float32 if kv.k_format == "f32" else torch.float16
     q = torch.empty(
-        (qkv.shape[0], args.heads, args.head_dim), dtype=kind, device=qkv.device
+        (qkv.rows, args.heads, args.head_dim), dtype=kind, device=qkv.parts.device
     )  # attention reads it once
     _launch(qkv, q, kv, args, batch)
     return q
@@ -32,7 +34,7 @@ def rope_store(qkv: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> Te
 
 def store_kv(pairs: Tensor, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> None:
     """pairs f32 [T, 2G * D], keys then values; its rows may lie apart. Stores both, attends to nothing."""
-    _launch(pairs, None, kv, args, batch)
+    _launch(Sums.of(pairs), None, kv, args, batch)
 
 
 def query_scale(args: AttnArgs) -> float:
@@ -54,16 +56,15 @@ def check_pages(kv: PagedKV, args: AttnArgs) -> None:
             )
 
 
-def _launch(x: Tensor, q: Tensor | None, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> None:
+def _launch(x: Sums, q: Tensor | None, kv: PagedKV, args: AttnArgs, batch: StepBatch) -> None:
     check_pages(kv, args)
-    if x.stride(-1) != 1:
-        x = x.contiguous()
     heads = 0 if q is None else args.heads
     rope = args.rope
     D = args.head_dim
-    rope_store_kernel[(x.shape[0], heads + 2 * args.kv_heads)](
-        x,
-        x if q is None else q,  # without queries nothing is written there
+    rope_store_kernel[(x.rows, heads + 2 * args.kv_heads)](
+        x.parts,
+        x.counts,
+        x.parts if q is None else q,  # without queries nothing is written there
         kv.k,
         kv.k_scale,
         kv.v,
@@ -74,7 +75,8 @@ def _launch(x: Tensor, q: Tensor | None, kv: PagedKV, args: AttnArgs, batch: Ste
         None if rope is None else rope.sin,
         batch.positions,
         batch.write_slots,
-        x.stride(0),
+        x.stride,
+        x.apart,
         query_scale(args),
         args.eps,
         HEADS=heads,
@@ -85,13 +87,15 @@ def _launch(x: Tensor, q: Tensor | None, kv: PagedKV, args: AttnArgs, batch: Ste
         ROPE_DIMS=0 if rope is None else rope.dims,
         INTERLEAVED=rope is not None and rope.interleaved,
         PAGE=PAGE_SIZE,
+        SLOTS=x.slots,
         num_warps=1,
     )
 
 
-@triton.jit(do_not_specialize=["q_scale", "eps"])
+@triton.jit(do_not_specialize=["apart", "q_scale", "eps"])
 def rope_store_kernel(
     x_ptr,
+    counts_ptr,
     q_ptr,
     k_ptr,
     k_scale_ptr,
@@ -104,6 +108,7 @@ def rope_store_kernel(
     positions_ptr,
     write_slots_ptr,
     x_stride,
+    apart,
     q_scale,
     eps,
     HEADS: tl.constexpr,
@@ -114,8 +119,10 @@ def rope_store_kernel(
     ROPE_DIMS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PAGE: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
-    """Grid (T, HEADS + 2 KV_HEADS): queries (HEADS of them, every Q_STEP-th part), keys, values."""
+    """x in SLOTS partial sums. Grid (T, HEADS + 2 KV_HEADS): queries (HEADS of them, every Q_STEP-th part),
+    keys, values."""
     i_t = tl.program_id(0).to(tl.int64)
     i_part = tl.program_id(1)
     o_d = tl.arange(0, BLOCK_D)
@@ -123,8 +130,9 @@ def rope_store_kernel(
     x_ptr += i_t * x_stride
     if i_part < HEADS:
         b_x = _rotated(
-            x_ptr + i_part * (Q_STEP * D), q_norm_ptr, cos_ptr, sin_ptr, positions_ptr + i_t, eps,
-            D, BLOCK_D, ROPE_DIMS, INTERLEAVED,
+            x_ptr, counts_ptr, i_part * (Q_STEP * D), apart,
+            q_norm_ptr, cos_ptr, sin_ptr, positions_ptr + i_t, eps,
+            D, BLOCK_D, ROPE_DIMS, INTERLEAVED, SLOTS,
         )  # fmt: skip
         q_ptr += (i_t * HEADS + i_part) * D
         tl.store(q_ptr + o_d, (b_x * q_scale).to(q_ptr.dtype.element_ty), mask=m_d)
@@ -132,11 +140,11 @@ def rope_store_kernel(
         slot = tl.load(write_slots_ptr + i_t)
         page = (slot // PAGE).to(tl.int64)
         lane = slot % PAGE
-        x_ptr += HEADS * (Q_STEP - 1) * D + i_part * D
+        column = HEADS * (Q_STEP - 1) * D + i_part * D
         if i_part < HEADS + KV_HEADS:
             b_x = _rotated(
-                x_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr + i_t, eps,
-                D, BLOCK_D, ROPE_DIMS, INTERLEAVED,
+                x_ptr, counts_ptr, column, apart, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr + i_t, eps,
+                D, BLOCK_D, ROPE_DIMS, INTERLEAVED, SLOTS,
             )  # fmt: skip
             first = page * KV_HEADS + i_part - HEADS
             _store(
@@ -144,7 +152,8 @@ def rope_store_kernel(
                 first * (D // 32 * PAGE) + lane, PAGE, D, BLOCK_D,
             )  # fmt: skip
         else:
-            b_x = tl.load(x_ptr + o_d, mask=m_d, other=0.0)
+            o_x = column + o_d
+            b_x = sum_parts(x_ptr, counts_ptr, o_x, o_x, apart, SLOTS, m_d)
             first = (page * KV_HEADS + i_part - HEADS - KV_HEADS) * PAGE + lane
             _store(
                 b_x, v_ptr + first * D, v_scale_ptr, first * (D // 32), 1, D, BLOCK_D
@@ -153,13 +162,16 @@ def rope_store_kernel(
 
 @triton.jit
 def _rotated(
-    x_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, eps,
+    x_ptr, counts_ptr, column, apart, norm_ptr, cos_ptr, sin_ptr, position_ptr, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROPE_DIMS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One head [BLOCK_D] times its norm, rotated. A dimension meets its partner by a second load."""
+    """One head [BLOCK_D] from `column` on, times its norm, rotated. A dimension meets its partner by a second
+    load."""
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    b_x = tl.load(x_ptr + o_d, mask=m_d, other=0.0)
+    o_x = column + o_d
+    b_x = sum_parts(x_ptr, counts_ptr, o_x, o_x, apart, SLOTS, m_d)
     rms = 1.0
     if norm_ptr is not None:
         rms = tl.rsqrt(tl.sum(b_x * b_x, 0) / D + eps)
@@ -175,7 +187,8 @@ def _rotated(
             pair = tl.where(is_first, o_d, o_d - half)
             other = tl.where(is_first, o_d + half, o_d - half)
         turned = o_d < ROPE_DIMS
-        b_y = tl.load(x_ptr + other, mask=turned, other=0.0)
+        o_y = column + other
+        b_y = sum_parts(x_ptr, counts_ptr, o_y, o_y, apart, SLOTS, turned)
         if norm_ptr is not None:
             b_y = b_y * rms * tl.load(norm_ptr + other, mask=turned, other=0.0)
         row = tl.load(position_ptr).to(tl.int64) * half
