@@ -1,5 +1,6 @@
 """Begun and Waiting: a draft that the device works at, and one that waits while other work passes by."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,22 +37,22 @@ class Begun:
     def scores_of(self, hidden: Tensor, found: list[Array]) -> list[DraftScores]:
         """From the hidden states, on the device, and the best logits, ids and totals, on the host."""
         best, ids, total = found
-        out = [DraftScores.nothing() for _ in range(self.rows)]
+        made: dict[int, DraftScores] = {}
         for r, (i, anchor) in enumerate(zip(self.live, self.anchors, strict=True)):
             own = slice(r * self.slots, (r + 1) * self.slots)
-            if not np.isfinite(total[own]).all():
+            if not math.isfinite(total[own].sum()):
                 continue  # a damaged context; its text goes on without drafts
             mine = ids[own]
             candidates = Candidates(
                 anchor=anchor,
-                hidden=hidden[own],
+                hidden=hidden if len(self.live) == 1 else hidden[own],
                 ids=mine,
                 tokens=mine.astype(np.int32) if self.tokens is None else self.tokens[mine],
                 logits=best[own],
                 total=total[own],
             )
-            out[i] = self.head.scores(candidates, self.top_k)
-        return out
+            made[i] = self.head.scores(candidates, self.top_k)
+        return [made[i] if i in made else DraftScores.nothing() for i in range(self.rows)]
 
 
 class Waiting:
