@@ -36,7 +36,7 @@ TREE = Proposal(
 def accepted(tree: Proposal, known: list[int]) -> int:
     """Nodes that a walk by the known draws goes down."""
     node, count = 0, 0
-    while (child := tree.child(node, known[count])) is not None:
+    while (child := tree.children().get((node, known[count]))) is not None:
         node, count = child, count + 1
     return count
 

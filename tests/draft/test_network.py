@@ -361,3 +361,18 @@ def test_captured_rounds_draft_the_same(name: str, ops: OpTable) -> None:
             scores += drafter.score(rows, 3 if i % 3 else drafter.slots, 4)
         pairs.append(scores)
     assert same(*pairs)
+
+
+def test_a_damaged_context_drafts_nothing(ops: OpTable) -> None:
+    """Features that are no numbers spoil the drafts of one text, and no other's."""
+    drafter = build("v1", ops)[0]
+    store = drafter.open_store(2, 64, "f32")
+    damaged, sound = store.open(), store.open()
+    assert damaged is not None
+    assert sound is not None
+    features = features_of(drafter.config, 9)
+    give(damaged, 0, torch.full_like(features, torch.nan))
+    give(sound, 0, features)
+    nothing, some = drafter.score([row(9, 8, damaged), row(9, 8, sound)], 3, 4)
+    assert nothing.slots == 0
+    assert same([some], drafter.score([row(9, 8, sound)], 3, 4))

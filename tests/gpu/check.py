@@ -211,6 +211,9 @@ class Known:
         self.rounds += len(outcomes)
         self.settled += sum(len(o.drawn) for o in outcomes)
 
+    def prepare(self, rows, beside=0) -> None:
+        pass
+
     def _tree(self, history: list[int]) -> Proposal:
         truth = next((t[len(history) :] for t in self.texts if t[: len(history)] == history), [])
         tokens, parents, depth, at = [history[-1]], [-1], [0], 0

@@ -141,7 +141,7 @@ class Decoding:
                     token = int(scores.tokens[slot, rank])
                 on = on and rank == 0
             drawn.append(token)
-            child = tree.child(node, token)
+            child = tree.children().get((node, token))
             if child is None:
                 return drawn
             node = child

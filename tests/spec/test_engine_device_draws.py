@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from pydflash.engine.request import Request
+from pydflash.kernels.record import Again
 from pydflash.sampling.ask import Stretch
-from pydflash.sampling.device import DeviceRows
+from pydflash.sampling.device import Best, DeviceRows
 from pydflash.sampling.sampler import Sampler
-from tests.backends import FAST, table
+from tests.backends import FAST, ON_GPU, table
 from tests.spec.test_engine_exact import Guesses, make_engine, requests, run
 
 
@@ -20,8 +21,13 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> list[DeviceRows]:
     made: list[DeviceRows] = []
     ops = table("ref", threads=1)
 
-    def rows(self: Sampler, logits: torch.Tensor, stretches: Sequence[Stretch]) -> DeviceRows:
-        made.append(DeviceRows(self._dice, ops, logits[:, : self.vocab_size], stretches))
+    def rows(
+        self: Sampler, logits: torch.Tensor, stretches: Sequence[Stretch], best: Best | None = None
+    ) -> DeviceRows:
+        logits = logits[:, : self.vocab_size]
+        if best is not None:
+            assert all(torch.equal(a, b) for a, b in zip(best, ops.argmax(logits), strict=True))
+        made.append(DeviceRows(self._dice, ops, logits, stretches, best))
         return made[-1]
 
     monkeypatch.setattr(Sampler, "rows", rows)
@@ -42,6 +48,24 @@ def test_answers_are_those_of_whole_rows(
     whole = run(make_engine(tiny_qwen3, ops=FAST), _some())
     assert together == whole
     assert drafted == whole
+
+
+@pytest.mark.skipif(ON_GPU, reason="the rows' ops are the reference's, on the CPU")
+def test_captured_steps_bring_their_best_tokens(
+    tiny_qwen3: Path, on_device: list[DeviceRows]
+) -> None:
+    """Greedy draws take them as they are; padding of the vocabulary is never the best."""
+    request = requests()[0]
+    plain = run(make_engine(tiny_qwen3, ops="ref"), [request])[0]
+    guesses = Guesses({request.id: [*request.prompt, *plain]}, 5)
+    engine = make_engine(tiny_qwen3, ops="ref", proposer=guesses, record=Again(), vocab=300)
+    on_device.clear()
+    small = run(engine, [request])[0]
+    assert engine.graphs.captured > 1
+    eager = [rows for rows in on_device if rows._best is None]
+    assert len(eager) == 1 < len(on_device), "the prompt's own step"
+    engine = make_engine(tiny_qwen3, ops="ref", vocab=300)
+    assert small == run(engine, [request])[0]
 
 
 def _some() -> list[Request]:

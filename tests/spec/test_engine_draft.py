@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from pydflash.draft.base import Context, DraftRow, DraftScores
+from pydflash.draft.base import Context, DraftRow, DraftScores, Started
 from pydflash.draft.config import DraftConfig, SelectorConfig
 from pydflash.draft.dflash import DFlash
 from pydflash.draft.lookup import PromptLookup
 from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
+from pydflash.kernels.record import Recorder
 from pydflash.models.base import Model
 from pydflash.quant.formats import FORMATS
 from pydflash.quant.tensor import QuantTensor
@@ -74,6 +75,9 @@ class Scripted:
     def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
         return [self._score(list(row.tokens), slots, top_k) for row in rows]
 
+    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Started | None:
+        return None
+
     def _score(self, tokens: list[int], slots: int, top_k: int) -> DraftScores:
         truth = next((w[len(tokens) :] for w in self.known if w[: len(tokens)] == tokens), [])
         table = []
@@ -98,7 +102,9 @@ def speculating(drafter: object, settings: Settings) -> Speculate:
     return build
 
 
-def network(config: DraftConfig, settings: Settings, window: int = 64) -> Speculate:
+def network(
+    config: DraftConfig, settings: Settings, window: int = 64, record: Recorder | None = None
+) -> Speculate:
     """A random DFlash drafter over the model's own taps."""
     tensors = {name: _stored(name, t) for name, t in tiny_draft(config, seed=3).items()}
 
@@ -110,6 +116,7 @@ def network(config: DraftConfig, settings: Settings, window: int = 64) -> Specul
             token_embd=model.token_embd,
             output=model.output,
             max_positions=256,
+            record=record,
         )
         proposer, _ = speculating(drafter, settings)(model, ops, running)
         return proposer, drafter.open_store(2 * running, window)

@@ -46,9 +46,10 @@ def make_engine(
     cache: str = "on",
     speculate: Speculate | None = None,
     record: Recorder | None = None,
+    vocab: int | None = None,
 ) -> Engine:
     """`speculate` makes the proposer, and its rings if it has any, once there is a model to draft for.
-    `record` captures steps where the device has no graphs."""
+    `record` captures steps where the device has no graphs. `vocab`: tokens that may be drawn."""
     kernels = table(ops, threads=2)
     described = describe(open_checkpoint(path))
     model = described.load(kernels, max_ctx)
@@ -75,7 +76,7 @@ def make_engine(
         captures=captures,
     )
     taps = proposer.taps if proposer is not None else ()
-    graphs = GraphPool(model, states, max_ctx=max_ctx, taps=taps, record=record)
+    graphs = GraphPool(model, states, max_ctx=max_ctx, taps=taps, record=record, vocab_size=vocab)
     return Engine(
         model,
         states,
@@ -175,6 +176,9 @@ class Guesses:
         for outcome in outcomes:
             assert len(outcome.path) == len(outcome.drawn)
             self.settled += len(outcome.drawn)
+
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+        pass
 
     def _tree(self, history: list[int]) -> Proposal:
         truth: list[int] = []

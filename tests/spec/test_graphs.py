@@ -123,7 +123,7 @@ def test_a_bucket_is_the_smallest_that_fits(path: Path) -> None:
     assert cols.kinds == [RowKind.EXACT] * 5
     assert cols.write_slots[3] == scratch.page * PAGE_SIZE
     assert cols.row_of[3] == 4
-    assert cols.ancestors[3] == [scratch.page * PAGE_SIZE]
+    assert list(cols.ancestors[3]) == [scratch.page * PAGE_SIZE]
     assert cols.logit_rows == [0, 1, 2, 3]
 
 

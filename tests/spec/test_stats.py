@@ -129,6 +129,8 @@ def test_only_trained_drafters_are_judged(
             logp = np.log([[0.9]]).astype(np.float32)
             return [DraftScores(tokens=np.array([[5]], np.int32), logp=logp) for _ in rows]
 
+        def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> None: ...
+
     cost = CostModel()
     cost.profile([(1, 0, 1.0), (2, 0, 1.1), (8, 0, 1.6)], [(1, 1, 0.1)])
     settings = Settings(mode="tree", max_slots=1, max_nodes=2, budget=1)

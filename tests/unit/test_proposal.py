@@ -34,4 +34,5 @@ def test_a_proposal_has_a_root() -> None:
 def test_chain_and_root_are_trees() -> None:
     assert Proposal.root(5) == Proposal.chain([5])
     assert Proposal.chain([5, 6, 7]).path(2) == [0, 1, 2]
-    assert Proposal((5, 6, 7), (-1, 0, 0), (0, 1, 1)).child(0, 7) == 2
+    twins = Proposal((5, 6, 7, 7, 7), (-1, 0, 0, 0, 1), (0, 1, 1, 1, 2))
+    assert twins.children() == {(0, 6): 1, (0, 7): 2, (1, 7): 4}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pydflash.kernels.upload import Staging, end_pushes, fetch, ints, push, rows_of, upload
+from pydflash.kernels.upload import Fetch, Staging, end_pushes, fetch, ints, push, rows_of, upload
 from tests.backends import DEVICE
 
 
@@ -25,6 +25,16 @@ def test_push() -> None:
     assert torch.equal(push(values, DEVICE).cpu(), values)
     end_pushes()
     assert torch.equal(push(values, DEVICE).cpu(), values)
+
+
+def test_what_is_on_its_way_does_not_change() -> None:
+    values, more = torch.arange(6, device=DEVICE).view(2, 3), torch.ones(4, device=DEVICE)
+    under_way = Fetch([values, more])
+    values.zero_()
+    more.add_(1)
+    there, rest = under_way.arrays()
+    assert there.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert rest.tolist() == [1.0] * 4
 
 
 def test_numbers_there_and_back() -> None:

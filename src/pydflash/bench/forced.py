@@ -39,6 +39,9 @@ class Forced:
     ) -> None:
         self.inner.settle(contexts, outcomes, spent)
 
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+        self.inner.prepare(rows, beside)
+
     def _forced(self, row: DraftRow, made: Proposal) -> Proposal:
         self._owed += self._length
         tokens = int(self._owed)

@@ -42,7 +42,7 @@ def _round(subject: Subject) -> dict[str, Any]:
         if isinstance(drafter, DFlash):
             nbytes = drafter.nbytes + subject.rig.head_nbytes
             floors["drafter: products"] = subject.floors.floor(nbytes, 0.0) * 1e6
-        with parts.watching((drafter, "score", DRAFT)):
+        with parts.watching((drafter, "score", DRAFT), (drafter, "start", DRAFT)):
             return _account(subject, "round", session.step, wall, floors)
 
 

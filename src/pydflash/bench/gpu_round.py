@@ -32,7 +32,7 @@ def round_(subject: Subject) -> Figures:
     speculator = needed(subject)
     plain = _plain_step_s(subject)
     with rounds(subject, _ROUNDS) as session:
-        times, tokens = session.steps(_ROUNDS)
+        times, tokens = session.steps(_ROUNDS, to_idle=False)
     whole = Samples(tuple(times))
     out: Figures = {
         "budget": speculator.policy.settings.budget,
@@ -67,7 +67,7 @@ def forced(subject: Subject) -> Figures:
             with subject.session(depth, count, speculate=True) as session:
                 session.read()
                 session.steps(SETTLE)
-                times, tokens = session.steps(wanted)
+                times, tokens = session.steps(wanted, to_idle=False)
                 made = session.sequences[0].generated
         finally:
             engine.proposer = speculator
@@ -104,7 +104,7 @@ def _plain_step_s(subject: Subject) -> float:
     with subject.session(subject.depth, _ROUNDS + SETTLE + 4) as session:
         session.read()
         session.steps(SETTLE)
-        times, _ = session.steps(_ROUNDS)
+        times, _ = session.steps(_ROUNDS, to_idle=False)
     return median(times)
 
 
@@ -113,10 +113,11 @@ def _parts(subject: Subject, speculator: Speculator) -> Figures:
     parts = Parts(subject.rig.ops.device)
     watched = (
         (speculator.drafter, "score", "draft"),
+        (speculator.drafter, "start", "draft"),  # a step earlier than its result is wanted
         (speculator.policy, "trees", "tree"),
         (engine.graphs, "forward", "verify"),
         (engine.sampler, "rows", "draws"),
-        (engine.states, "commit", "commit"),
+        (engine.states, "move", "commit"),
     )
     with rounds(subject, _WATCHED) as session, parts.watching(*watched):
         times, _ = session.steps(_WATCHED)

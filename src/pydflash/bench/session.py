@@ -46,23 +46,25 @@ class Session:
         while not all(s.num_generated for s in self.sequences):
             self.step()
 
-    def step(self) -> tuple[float, int]:
-        """Seconds of one step, to an idle device, and the tokens that it gave."""
+    def step(self, *, to_idle: bool = True) -> tuple[float, int]:
+        """Seconds of one step, to an idle device or (as in a server) until the next may begin, and the
+        tokens that it gave."""
         began = time.perf_counter()
         results = self._engine.step()
-        wait(self._engine.graphs.device)
+        if to_idle:
+            wait(self._engine.graphs.device)
         seconds = time.perf_counter() - began
         for result in results:
             if result.error is not None:
                 raise EngineError(f"the bench run stopped: {result.error}")
         return seconds, sum(len(result.draws) for result in results)
 
-    def steps(self, most: int) -> tuple[list[float], int]:
+    def steps(self, most: int, *, to_idle: bool = True) -> tuple[list[float], int]:
         """Seconds of each of at most `most` steps, none of which ends a sequence, and tokens of all."""
         times: list[float] = []
         tokens = 0
         while len(times) < most and self.is_whole:
-            seconds, drawn = self.step()
+            seconds, drawn = self.step(to_idle=to_idle)
             if not self.is_whole:
                 break
             times.append(seconds)

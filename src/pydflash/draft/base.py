@@ -59,6 +59,13 @@ class DraftRow:
     fresh: bool = False  # no round has been drafted for it yet
 
 
+class Started(Protocol):
+    """A draft under way."""
+
+    def scores(self) -> list[DraftScores]:
+        """What `Drafter.score` gives, once it is there. To be called once."""
+
+
 class Drafter(Protocol):
     """Proposes scores. The engine never asks which kind it is."""
 
@@ -78,3 +85,9 @@ class Drafter(Protocol):
 
     def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
         """At most `slots` positions of at most `top_k` candidates each, for every row."""
+
+    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Started | None:
+        """Begin `score` without waiting for it; it may be left alone, and other drafts may follow at once.
+
+        None where the host would do the work itself, so that nothing is gained by beginning early.
+        """

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from pydflash.draft.base import Context, DraftRow, DraftScores
+from pydflash.draft.begun import Begun, Waiting
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.domino import DominoHead
-from pydflash.draft.heads import Candidates, Head, PlainHead
+from pydflash.draft.heads import Head, PlainHead
 from pydflash.draft.layer import DraftLayer
 from pydflash.draft.markov import MarkovHead
 from pydflash.draft.selector import SelectorHead
@@ -24,7 +25,7 @@ from pydflash.errors import CheckpointError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, RowKind, Span, StepBatch, Weight
 from pydflash.kernels.record import Captures, Recorder, page_widths, recorder
 from pydflash.kernels.ref.pointwise import rms_norm
-from pydflash.kernels.upload import fetch, staged
+from pydflash.kernels.upload import staged
 from pydflash.layers.rope import rope_table
 from pydflash.quant.tensor import QuantTensor
 from pydflash.state.base import PagedKVSpec
@@ -122,13 +123,26 @@ class DFlash:
 
         A context that lost features drafts from what it has, as if the text went on where it ends.
         """
+        begun = self._begin(rows, slots, top_k)
+        if begun is None:
+            return [DraftScores.nothing() for _ in rows]
+        return begun.scores()
+
+    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Waiting | None:
+        """The device goes on by itself where its work is captured. The ring is as `score` leaves it."""
+        if self._record is None:
+            return None
+        begun = self._begin(rows, slots, top_k)
+        return None if begun is None else Waiting(begun)
+
+    def _begin(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Begun | None:
+        """Everything that the device does for a draft. None: there is no row to draft for."""
         slots = min(slots, self.slots)
-        out = [DraftScores.nothing() for _ in rows]
         length = slots if self.config.from_anchor else slots + 1
         live: list[int] = []
         spans: list[RowSpan] = []
         if slots < 1 or top_k < 1:
-            return out
+            return None
         self.catch_up([row.context for row in rows if row.context is not None])
         for i, row in enumerate(rows):
             if row.context is None:
@@ -140,12 +154,17 @@ class DFlash:
                 block = (row.tokens[-1],) + (self.config.mask_token,) * (length - 1)
                 spans.append(RowSpan(context, start, length, block))
         if not live:
-            return out
-        anchors = [rows[i].tokens[-1] for i in live]
-        best = self._best(spans, length, max(top_k, self._head.width))
-        for i, found in zip(live, self._candidates(anchors, best, slots), strict=True):
-            out[i] = self._head.scores(found, top_k)
-        return out
+            return None
+        return Begun(
+            head=self._head,
+            tokens=self._tokens,
+            rows=len(rows),
+            live=live,
+            anchors=[rows[i].tokens[-1] for i in live],
+            slots=slots,
+            top_k=top_k,
+            found=self._best(spans, length, max(top_k, self._head.width)),
+        )
 
     def _build(self, tensors: DraftTensors) -> tuple[list[DraftLayer], list[Weight]]:
         """The layers; and products for the context's keys and values, one for all layers if they share an
@@ -163,21 +182,19 @@ class DFlash:
         spans = [RowSpan(context, at, f.shape[0]) for context, at, f in part]
         store, count = part[0][0].store, features.shape[0]
         width = next((n for n in _TAKEN if n >= count), None)
-        if self._captures is None or width is None:
-            self._store(features, step(spans, self._ops.device), store)
-        else:
+        done = None
+        if self._captures is not None and width is not None:
             made = runs(spans, widths=self._widths, pad=width)
             flat = staged(made.values, self._ops.device)
-            padded = features.new_zeros(width, features.shape[1])
-            padded[:count] = features
             done = self._captures.run(
                 (store, width, made.pages),
-                [padded, flat],
+                [features, flat],
                 self._ops.device,
                 lambda x: self._store(x[0], made.view(x[1]), store),
+                blank=lambda: [features.new_zeros(width, features.shape[1]), flat],
             )
-            if done is None:
-                self._store(padded, made.view(flat.to(self._ops.device)), store)
+        if done is None:
+            self._store(features, step(spans, self._ops.device), store)
         for context, _, f in part:
             context.stored(f.shape[0])
 
@@ -237,24 +254,6 @@ class DFlash:
         if c.logit_softcap is not None:
             logits.div_(c.logit_softcap).tanh_().mul_(c.logit_softcap)
         return logits
-
-    def _candidates(
-        self, anchors: list[int], found: list[Tensor], slots: int
-    ) -> Iterator[Candidates]:
-        """Each sequence's best tokens by the network's own logits."""
-        hidden = found[0]
-        best, ids, total = fetch(found[1:])
-        tokens = ids.astype(np.int32) if self._tokens is None else self._tokens[ids]
-        for r, anchor in enumerate(anchors):
-            own = slice(r * slots, (r + 1) * slots)
-            yield Candidates(
-                anchor=anchor,
-                hidden=hidden[own],
-                ids=ids[own],
-                tokens=tokens[own],
-                logits=best[own],
-                total=total[own],
-            )
 
 
 def ring_specs(config: DraftConfig) -> list[PagedKVSpec]:

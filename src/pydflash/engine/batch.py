@@ -1,11 +1,12 @@
 """StepPlan and proposals (host) to StepBatch (device tensors). The only place that builds one."""
 
+from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 
-from pydflash.engine.columns import Columns, view
+from pydflash.engine.columns import Columns, Ints, view
 from pydflash.engine.request import Phase
 from pydflash.engine.scheduler import Row
 from pydflash.kernels.ops import RowKind, StepBatch
@@ -54,14 +55,14 @@ def gather(work: Many[RowWork]) -> Columns:
         cols.cu_q.append(first + count)
         cols.base.append(w.state.length)
         cols.slots.append(w.state.slot or 0)
-        cols.tables.append([int(page) for page in w.state.pages])
+        cols.tables.append(array("i", w.state.pages))
         w.state.begin(first, count, in_place=kind is RowKind.PREFILL or count == 1)
     return cols
 
 
 def _append(cols: Columns, r: int, w: RowWork) -> None:
     base, first = w.state.length, len(cols.tokens)
-    places = [w.state.place(base + i) for i in range(w.tokens)]
+    places = w.state.places(base, base + w.tokens)
     if w.proposal is not None:
         nodes = w.proposal
         count = len(nodes.tokens)
@@ -79,18 +80,20 @@ def _append(cols: Columns, r: int, w: RowWork) -> None:
         if wants_logits(w.row):
             cols.logit_rows.append(first + count - 1)
         if w.row.phase is Phase.RECOMPUTE:
-            cols.ancestors += [places[: i + 1] for i in range(count)]
+            cols.ancestors += _paths(range(-1, count - 1), places)
         else:
-            cols.ancestors += [[]] * count
+            cols.ancestors += [array("i")] * count
     cols.row_of += [r] * count
     cols.write_slots += places
 
 
-def _paths(parents: Many[int], places: list[int]) -> list[list[int]]:
+def _paths(parents: Many[int], places: list[int]) -> list[Ints]:
     """Of every node, the places of its ancestors and itself from the root on."""
-    paths: list[list[int]] = []
+    paths: list[Ints] = []
     for parent, place in zip(parents, places, strict=True):
-        paths.append([*paths[parent], place] if parent >= 0 else [place])
+        path = paths[parent][:] if parent >= 0 else array("i")
+        path.append(place)
+        paths.append(path)
     return paths
 
 

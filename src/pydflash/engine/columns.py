@@ -6,6 +6,7 @@ inputs from fixed places: so everything lies in one int32 buffer, in the order o
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import torch
 from pydflash.kernels.ops import PAGE_SIZE, RowKind, Span, StepBatch
 
 I32 = npt.NDArray[np.int32]
+Ints: TypeAlias = "array[int]"  # 32 bits each, to be copied as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +46,12 @@ class Columns:
     row_of: list[int] = field(default_factory=list)
     write_slots: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    ancestors: list[list[int]] = field(default_factory=list)
+    ancestors: list[Ints] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
     base: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     cu_q: list[int] = field(default_factory=lambda: [0])
-    tables: list[list[int]] = field(default_factory=list)  # pages of each row
+    tables: list[Ints] = field(default_factory=list)  # pages of each row
     kinds: list[RowKind] = field(default_factory=list)
     has_tree: bool = False
 
@@ -80,25 +82,21 @@ class Columns:
 
     def flat(self, shape: StepShape) -> I32:
         """The buffer of a step of that shape, which must have room for this one."""
-        flat = np.empty(sum(shape.sizes), np.int32)
-        wide = 2 * shape.logits
-        flat[:wide].view(np.int64)[:] = self.logit_rows
-        rest = self.tokens + self.positions + self.row_of + self.write_slots
+        parts: list[Ints] = [
+            array("q", self.logit_rows),
+            array("i", self.tokens + self.positions + self.row_of + self.write_slots),
+        ]
         if shape.depth:
-            rest += self.parents
+            parts.append(array("i", self.parents))
+            blank = array("i", [-1]) * shape.depth
             for path in self.ancestors:
-                rest += path
-                rest += [-1] * (shape.depth - len(path))
-        rest += self.base
-        rest += self.slots
-        rest += self.cu_q
+                parts += (path, blank[len(path) :])
+        parts.append(array("i", self.base + self.slots + self.cu_q))
+        blank = array("i", [0]) * shape.pages
         for table in self.tables:
-            rest += table
-            rest += [0] * (shape.pages - len(table))
-        flat[wide:] = np.frombuffer(
-            array("i", rest), np.int32
-        )  # three times as fast as from a list
-        return flat
+            parts += (table, blank[len(table) :])
+        # Whole pieces of memory: three times as fast as one list of numbers.
+        return np.frombuffer(bytearray().join(parts), np.int32)
 
     def pad(self, tokens: int, rows: int, scratch: "Scratch") -> None:
         """Grow to `tokens` tokens in `rows` rows and a last one, which holds the tokens added.
@@ -112,7 +110,7 @@ class Columns:
         self.cu_q += [have] * (more - 1) + [tokens]
         self.base += [0] * more
         self.slots += [scratch.slot] * more
-        self.tables += [[scratch.page]] * more
+        self.tables += [array("i", [scratch.page])] * more
         added = tokens - have
         places = [place + i % PAGE_SIZE for i in range(added)]
         self.tokens += [0] * added
@@ -120,7 +118,7 @@ class Columns:
         self.row_of += [rows] * added
         self.write_slots += places
         self.parents += [-1] * added
-        self.ancestors += [[p] for p in places]
+        self.ancestors += [array("i", [p]) for p in places]
         self.logit_rows += range(have, tokens)
         self.has_tree = True
 

@@ -25,6 +25,7 @@ from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
+from pydflash.state.sequence import Moves
 
 
 class Engine:
@@ -40,19 +41,17 @@ class Engine:
         prefill_chunk: int,
         max_exact_rows: int,
         eog: frozenset[int],
-        vocab_size: int | None = None,
         proposer: Proposer | None = None,
         graphs: GraphPool | None = None,
     ) -> None:
-        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it. `graphs`: made for
-        the proposer's taps."""
+        """`graphs`: made for the proposer's taps."""
         self.model = model
         self.states = states
         self.max_ctx = max_ctx
         self.eog = eog
         self.proposer = proposer or PlainProposer()
         self.graphs = graphs or GraphPool(model, states, max_ctx=max_ctx, taps=self.proposer.taps)
-        self.sampler = Sampler(vocab_size or model.vocab_size, states.kv.ops)
+        self.sampler = Sampler(self.graphs.vocab_size, states.kv.ops)
         self.scheduler = Scheduler(
             max_running=max_running,
             prefill_chunk=prefill_chunk,
@@ -62,6 +61,7 @@ class Engine:
             pages=states,
         )
         self._sequences: dict[int, Sequence] = {}
+        self._early_s = 0.0  # seconds that the step before spent on starting this one's drafts
 
     @property
     def is_idle(self) -> bool:
@@ -144,12 +144,22 @@ class Engine:
             walks = self._verify(work, ran)
         except torch.OutOfMemoryError:
             return [self._give_way(work)]
-        paths = self._commit(work, walks)
+        # The device stands still until the next drafts are queued: first what they need, then the rest.
+        paths = [
+            range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
+        ]
+        moves = self._adopt(work, paths)
         contexts = self._fed(work, paths, ran)
         results = self._update(work, walks)
+        known = time.perf_counter()
+        self._prepare()
+        prepared = time.perf_counter()
+        self.states.move(moves)
+        self._conclude(work)
+        early_s, self._early_s = self._early_s, prepared - known
         spent = Spent(
-            draft_s=drafted - begun,
-            step_s=time.perf_counter() - drafted,
+            draft_s=early_s + drafted - begun,
+            step_s=time.perf_counter() - drafted - self._early_s,
             rows=sum(w.tokens for w in work if w.row.phase is not Phase.PREFILL),
             prefill=sum(w.tokens for w in work if w.row.phase is Phase.PREFILL),
         )
@@ -163,12 +173,13 @@ class Engine:
             sequence.cached = sequence.stored
 
     def _work(self, plan: StepPlan) -> list[RowWork]:
+        # What does not need the proposals comes first: a draft may be under way.
+        states = [self.states.reserve(row.sequence, row.count) for row in plan.rows]
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
         again = sum(r.count for r in plan.rows if r.phase is Phase.RECOMPUTE)
         proposals = self._propose([r.sequence for r in decoding], again)
         work = []
-        for i, row in enumerate(plan.rows):
-            state = self.states.reserve(row.sequence, row.count)
+        for i, (row, state) in enumerate(zip(plan.rows, states, strict=True)):
             proposal = None
             if i < len(decoding):
                 proposal = _pruned(proposals[i], row.sequence.mask).first(row.count)
@@ -184,6 +195,14 @@ class Engine:
         return [
             next(made) if s.request.speculate else Proposal.root(s.tokens[-1]) for s in sequences
         ]
+
+    def _prepare(self) -> None:
+        """Tell the proposer who will decode in the next step, if nobody comes or goes."""
+        decoding = [
+            s for s in self.scheduler.running if s.finish is None and s.settle() is Phase.DECODE
+        ]
+        rows = [self._row(s) for s in decoding if s.request.speculate]
+        self.proposer.prepare(rows, len(decoding) - len(rows))
 
     def _row(self, sequence: Sequence) -> DraftRow:
         return DraftRow(
@@ -215,7 +234,7 @@ class Engine:
         def is_last(r: int, drawn: list[int]) -> bool:
             return self._finish(sequences[r], drawn) is not None
 
-        walks = verify(self.sampler, ran.logits, proposals, starts, ask, is_last)
+        walks = verify(self.sampler, ran.logits, proposals, starts, ask, is_last, best=ran.best)
         return dict(zip(rows, walks, strict=True))
 
     def _ask(self, sequence: Sequence, drawn: list[int]) -> Ask:
@@ -247,17 +266,20 @@ class Engine:
         params = sequence.request.params
         return token in params.stop_token_ids or (token in self.eog and not params.ignore_eos)
 
-    def _commit(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[Many[int]]:
-        """Adopt what was accepted; the path of each row."""
-        paths: list[Many[int]] = [
-            range(w.row.count) if w.proposal is None else walks[i].path for i, w in enumerate(work)
-        ]
-        self.states.commit([w.state for w in work], paths)
+    def _adopt(self, work: Many[RowWork], paths: Many[Many[int]]) -> Moves:
+        """Count the path of each row as stored; what the device has to do for that."""
+        moves = self.states.adopt([w.state for w in work], paths)
         for w in work:
             w.row.sequence.stored = w.state.length
+        return moves
+
+    def _conclude(self, work: Many[RowWork]) -> None:
+        """Let others start from what was stored, and go who has said all."""
+        for w in work:
             if w.row.phase is Phase.PREFILL:
                 self.states.offer(w.row.sequence)
-        return paths
+            if w.row.sequence.finish is not None:
+                self._end(w.row.sequence)
 
     def _fed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """`_feed`; without memory for it the step's sequences go on without a drafter's context."""
@@ -310,6 +332,7 @@ class Engine:
         return outcomes
 
     def _update(self, work: Many[RowWork], walks: dict[int, Walk]) -> list[StepResult]:
+        """Take in the tokens drawn and see who ends with them."""
         results = []
         now = time.perf_counter()
         for i, walk in walks.items():
@@ -326,8 +349,6 @@ class Engine:
             if walk.error is not None:
                 sequence.finish = "error"
                 sequence.is_sound = not isinstance(walk.error, NonFiniteError)
-            if sequence.finish is not None:
-                self._end(sequence)
             results.append(StepResult.of(sequence, tuple(walk.draws), walk.error))
         return results
 

@@ -20,6 +20,7 @@ from pydflash.kernels.ops import PAGE_SIZE, Recurrent, Tape
 from pydflash.kernels.record import Recorder, page_widths, recorder
 from pydflash.kernels.upload import staged
 from pydflash.models.base import Model
+from pydflash.sampling.device import Best
 
 log = logging.getLogger(__name__)
 Tensor = torch.Tensor
@@ -32,12 +33,14 @@ TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 class Ran:
     """logits f32 [M, V]; features f32 [T, taps * E], the tapped layers side by side, None without taps.
 
-    `lasts`: nothing overwrites them; else the next step does.
+    `lasts`: nothing overwrites them; else the next step does. `best`: `OpTable.argmax` of the logits, where
+    it is part of what was captured.
     """
 
     logits: Tensor
     features: Tensor | None
     lasts: bool
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class _Graph:
     flat: Tensor
     replay: Callable[[], None]
     logits: Tensor
+    best: Best
     features: Tensor | None
     tapes: list[tuple[Recurrent, Tape | None]]
 
@@ -77,12 +81,15 @@ class GraphPool:
         *,
         max_ctx: int,
         taps: Many[int] = (),
+        vocab_size: int | None = None,
         most_tokens: int = TOKENS[-1],
         record: Recorder | None = None,
     ) -> None:
-        """`most_tokens`: of a step that is worth capturing. `record`: by default, the device's own."""
+        """`vocab_size`: the tokenizer's, when the model's logits are padded beyond it. `most_tokens`: of a
+        step that is worth capturing. `record`: by default, the device's own."""
         self.device = states.kv.ops.device
         self.taps = tuple(taps)
+        self.vocab_size = vocab_size or model.vocab_size
         self._model = model
         self._states = states
         self._recurrent = [s for s in states.layers if isinstance(s, Recurrent)]
@@ -92,11 +99,6 @@ class GraphPool:
         self._pages = page_widths(-(-max_ctx // PAGE_SIZE))
         self.captures = self._record is not None and self._scratch is not None  # else all is eager
         self._graphs: dict[Bucket, _Graph | None] = {}
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self._model.vocab_size
 
     @property
     def captured(self) -> int:
@@ -155,7 +157,9 @@ class GraphPool:
         for layer, tape in graph.tapes:
             layer.tape = tape
         features = None if graph.features is None else graph.features[:count]
-        return Ran(graph.logits[:count], features, lasts=False)
+        tokens, values, sound = graph.best
+        best = tokens[:count], values[:count], sound[:count]
+        return Ran(graph.logits[:count], features, lasts=False, best=best)
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """None where there was no memory to capture it."""
@@ -178,15 +182,16 @@ class GraphPool:
         nothing.pad(shape.tokens, bucket.rows, scratch)
         flat = torch.from_numpy(nothing.flat(shape)).to(self.device)
         step = view(flat, shape, tuple(nothing.kinds), tuple(nothing.cu_q), nothing.spans)
-        taken = frozenset(self.taps)
+        taken, ops = frozenset(self.taps), self._states.kv.ops
 
         def work() -> list[Tensor]:
             batch = step
             if record.on_host:  # ops may look at the host's numbers, which are the capture's
                 batch = replace(step, cu_q=tuple(step.starts.tolist()))
             output = self._model.forward(batch, self._states.layers, taken)
+            best = ops.argmax(output.logits[:, : self.vocab_size])
             features = self._joined(output.taps)
-            return [output.logits, *([] if features is None else [features])]
+            return [output.logits, *best, *([] if features is None else [features])]
 
         replay, results = record(work)
         return _Graph(
@@ -194,7 +199,8 @@ class GraphPool:
             flat=flat,
             replay=replay,
             logits=results[0],
-            features=results[1] if self.taps else None,
+            best=(results[1], results[2], results[3]),
+            features=results[4] if self.taps else None,
             tapes=[] if record.on_host else [(s, s.tape) for s in self._recurrent],
         )
 

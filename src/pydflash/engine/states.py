@@ -15,7 +15,7 @@ from pydflash.state.kv import KvStore
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.ring import RingContext, RingStore
-from pydflash.state.sequence import SequenceState, commit_all
+from pydflash.state.sequence import Moves, SequenceState, adopt_all
 
 
 class States:
@@ -97,7 +97,15 @@ class States:
 
     def commit(self, states: Many[SequenceState], paths: Many[Many[int]]) -> None:
         """Adopt each row's path of the step just run; what it proposed besides is forgotten."""
-        commit_all(list(zip(states, paths, strict=True)))
+        self.move(self.adopt(states, paths))
+
+    def adopt(self, states: Many[SequenceState], paths: Many[Many[int]]) -> Moves:
+        """The host's part of `commit`; `move` is the device's, which what is more urgent may precede."""
+        return adopt_all(list(zip(states, paths, strict=True)))
+
+    def move(self, moves: Moves) -> None:
+        """The device's part of `commit`: before any state is shared, released or stepped again."""
+        moves.run()
         if self.recurrent is not None:
             self.recurrent.drop_tapes()
 

@@ -82,7 +82,7 @@ class Captures:
     """Work by key, captured when it first comes with that key: the same work on inputs of the same shapes.
 
     Capturing does the work besides, so once more than it was asked for: on the same inputs, or on `blank`
-    ones where twice would do harm.
+    ones, where twice would do harm or some inputs are shorter than the work is captured for.
     """
 
     def __init__(self, record: Recorder) -> None:
@@ -98,16 +98,19 @@ class Captures:
         inputs: list[Tensor],
         device: torch.device,
         work: Callable[[list[Tensor]], list[Tensor]],
-        blank: list[Tensor] | None = None,
+        blank: Callable[[], list[Tensor]] | None = None,
     ) -> list[Tensor] | None:
-        """The work's results on these inputs, wherever they lie. None: there was no memory to capture it."""
+        """The work's results on these inputs, wherever they lie. None: there was no memory to capture it.
+
+        An input may have fewer rows than the blank one; the work then finds anything in the last ones.
+        """
         if key not in self._known:
-            self._known[key] = self._capture(blank or inputs, device, work)
+            self._known[key] = self._capture(blank() if blank else inputs, device, work)
         known = self._known[key]
         if known is None:
             return None
         for mine, new in zip(known.inputs, inputs, strict=True):
-            mine.copy_(new, non_blocking=True)
+            mine[: len(new)].copy_(new, non_blocking=True)
         known.replay()
         return known.results
 

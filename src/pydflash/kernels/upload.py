@@ -91,13 +91,31 @@ def page_locked(size: int, device: torch.device) -> Tensor:
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Array]:
-    """Tensors of one device as arrays on the host, waiting for it once."""
-    device = tensors[0].device
-    if device.type == "cpu":
+    """Tensors of one device as arrays on the host, waiting for it once. On the CPU, they themselves."""
+    if tensors[0].device.type == "cpu":
         return [t.numpy() for t in tensors]
-    host = [t.to("cpu", non_blocking=True) for t in tensors]
-    torch.cuda.current_stream(device).synchronize()
-    return [t.numpy() for t in host]
+    return Fetch(tensors).arrays()
+
+
+class Fetch:
+    """Copies of tensors of one device on their way to the host: what is done to the tensors later does not
+    show in them."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        device = tensors[0].device
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cpu":
+            self._host = [t.clone() for t in tensors]
+            return
+        self._host = [t.to("cpu", non_blocking=True) for t in tensors]  # page-locked
+        self._done = _event()
+        self._done.record(torch.cuda.current_stream(device))
+
+    def arrays(self) -> list[Array]:
+        """The copies, once they are there."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [t.numpy() for t in self._host]
 
 
 def wait(device: torch.device) -> None:

@@ -26,6 +26,7 @@ from pydflash.sampling.params import SamplingParams
 from pydflash.sampling.penalties import has_penalties
 
 F32 = npt.NDArray[np.float32]
+Best = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # what `OpTable.argmax` gives
 
 RUNNERS = 8  # tokens that noise puts first, to draw from whole vocabularies
 NUCLEUS = 128  # best tokens, for filters that do not say how many they keep
@@ -49,15 +50,21 @@ class DeviceRows:
     """Rows of one step. `stretches` say beforehand how each will be drawn; a row may turn out otherwise."""
 
     def __init__(
-        self, dice: Dice, ops: OpTable, logits: torch.Tensor, stretches: Sequence[Stretch]
+        self,
+        dice: Dice,
+        ops: OpTable,
+        logits: torch.Tensor,
+        stretches: Sequence[Stretch],
+        best: Best | None = None,
     ) -> None:
-        """logits f32 [M, V] without padding, rows at any distance."""
+        """logits f32 [M, V] without padding, rows at any distance; `best` of them, if it is known."""
         self._dice = dice
         self._ops = ops
         self._logits = logits
         self._stretches = stretches
         self._list: _Shortlist | None = None
-        self._best: tuple[list[int], list[bool]] | None = None
+        self._best = best
+        self._greedy: list[int | None] | None = None  # of each row; None: the row itself must say
         self._mixed = not all(_is_plain(s.ask) for s in stretches)
 
     def __len__(self) -> int:
@@ -68,7 +75,7 @@ class DeviceRows:
         found: tuple[int, Candidates | None] | None = None
         if not _reshapes(ask.params):
             plain = _is_plain(ask) and not self._mixed
-            found = self._greedy(row) if plain else self._from_list(row, ask)
+            found = self._from_best(row) if plain else self._from_list(row, ask)
         if found is None:
             return self._dice.draw(self._fetch(row), ask)
         token, candidates = settle(*found, ask)
@@ -78,12 +85,13 @@ class DeviceRows:
         fetched: F32 = self._logits[row].to("cpu", torch.float32).numpy()
         return fetched
 
-    def _greedy(self, row: int) -> tuple[int, None] | None:
-        if self._best is None:
-            best, values, sound = fetch(self._ops.argmax(self._logits))
-            self._best = best.tolist(), (sound & (values > -torch.inf)).tolist()
-        tokens, able = self._best
-        return (tokens[row], None) if able[row] else None
+    def _from_best(self, row: int) -> tuple[int, None] | None:
+        if self._greedy is None:
+            tokens, values, sound = fetch(self._best or self._ops.argmax(self._logits))
+            able = sound & (values > -np.inf)
+            self._greedy = [t if a else None for t, a in zip(tokens.tolist(), able, strict=True)]
+        token = self._greedy[row]
+        return None if token is None else (token, None)
 
     def _from_list(self, row: int, ask: Ask) -> tuple[int, Candidates | None] | None:
         """The draw and what it was drawn from, if the list proves it."""

@@ -7,7 +7,7 @@ import torch
 from pydflash.errors import EngineError
 from pydflash.kernels.ops import OpTable
 from pydflash.sampling.ask import Ask, Stretch
-from pydflash.sampling.device import DeviceRows
+from pydflash.sampling.device import Best, DeviceRows
 from pydflash.sampling.dice import Dice
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.params import SamplingParams
@@ -38,8 +38,13 @@ class Sampler:
             raise EngineError(f"{len(rows)} rows of logits do not fit {len(asks)} questions")
         return [rows.draw(i, ask) for i, ask in enumerate(asks)]
 
-    def rows(self, logits: torch.Tensor, stretches: Sequence[Stretch]) -> Rows:
-        """Logits f32 [M, V] to draw from; columns beyond the vocabulary are padding, left out."""
+    def rows(
+        self, logits: torch.Tensor, stretches: Sequence[Stretch], best: Best | None = None
+    ) -> Rows:
+        """Logits f32 [M, V] to draw from; columns beyond the vocabulary are padding, left out.
+
+        `best`: `OpTable.argmax` of them without the padding, if it was made already.
+        """
         if logits.shape[1] < self.vocab_size:
             raise EngineError(
                 f"logits of {logits.shape[1]} columns do not fit a vocabulary of {self.vocab_size}"
@@ -47,4 +52,4 @@ class Sampler:
         logits = logits.detach()[:, : self.vocab_size]
         if self._ops is None or logits.device.type == "cpu":
             return HostRows(self._dice, logits)
-        return DeviceRows(self._dice, self._ops, logits, stretches)
+        return DeviceRows(self._dice, self._ops, logits, stretches, best)

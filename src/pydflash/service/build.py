@@ -213,7 +213,9 @@ def _build(
         captures=config.state.captures,
     )
     taps = drafter.taps if drafter is not None else proposer.taps if proposer is not None else ()
-    graphs = GraphPool(model, states, max_ctx=plan.max_ctx, taps=taps)
+    graphs = GraphPool(
+        model, states, max_ctx=plan.max_ctx, taps=taps, vocab_size=tokenizer.vocab_size
+    )
     if drafting is not None and drafter is not None:
         proposer = build_speculator(drafting, drafter, graphs, states, plan.max_ctx)
     else:
@@ -226,7 +228,6 @@ def _build(
         prefill_chunk=plan.chunk,
         max_exact_rows=config.step.max_exact_rows,
         eog=tokenizer.eog,
-        vocab_size=tokenizer.vocab_size,
         proposer=proposer,
         graphs=graphs,
     )

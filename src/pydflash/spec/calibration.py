@@ -56,14 +56,18 @@ class Calibration:
         """Calibrated scores, and the marginals that hold off the best path (`ddtree.Growth`'s `off`)."""
         if not scores.tokens.size:
             return scores, None
-        if self._waiting >= min(REFRESH, 1 + self._rounds // 8):
-            self._refresh()
+        self.update()
         line = np.minimum(np.arange(scores.slots), self._depths - 1)[:, None]
         if scores.pair is not None:
             return replace(scores, pair=self._map(scores.pair, line[..., None])), None
         both = np.stack([line, np.full_like(line, self._depths)])
         on, off = self._map(scores.logp, both)
         return replace(scores, logp=on), off
+
+    def update(self) -> None:
+        """Redraw the map if enough was observed since. `apply` does it, too, but then a device may wait."""
+        if self._waiting >= min(REFRESH, 1 + self._rounds // 8):
+            self._refresh()
 
     def observe(self, scores: DraftScores, drawn: Sequence[int]) -> float:
         """Learn from a walk: `drawn` follows the root; all of it but its last token was drafted.

@@ -19,9 +19,8 @@ from pydflash.spec.proposal import Proposal
 WIDE = 8  # candidates of a slot, unless the budget is a mere chain
 NONE_LEFT = -math.inf
 
-_Row = list[
-    tuple[int, float]
-]  # candidates below one parent and their log-probabilities, best first
+_Row = tuple[list[int], list[float]]
+"""Candidates below one parent and their log-probabilities, best first."""
 
 
 class Growth:
@@ -34,6 +33,7 @@ class Growth:
     __slots__ = (
         "_depth",
         "_heap",
+        "_in_order",
         "_memo",
         "_off",
         "_on",
@@ -64,6 +64,7 @@ class Growth:
         self._table: list[list[int]] = scores.tokens.tolist()
         self._on: list[list[float]] = scores.logp[:, :top_k].tolist()
         self._off: list[list[float]] = self._on if off is None else off[:, :top_k].tolist()
+        self._in_order = list(range(top_k))  # marginals come best first
         self._memo: dict[tuple[int, int], _Row] = {}
         self.weights = [0.0]
         self._tokens, self._parents, self._depth = [root_token], [-1], [0]
@@ -90,7 +91,7 @@ class Growth:
         """Add the next node and return its weight. There must be one."""
         negative, _, parent, slot, row, at, on = heapq.heappop(self._heap)
         self._add(-negative, parent, slot, row, at, on)
-        self._push_child(len(self._tokens) - 1, slot + 1, row[at][0], on and at == 0)
+        self._push_child(len(self._tokens) - 1, slot + 1, row[0][at], on and at == 0)
         return -negative
 
     def depth(self, node: int) -> int:
@@ -106,26 +107,26 @@ class Growth:
         candidate = 0
         for slot in range(chain):
             row = self._row(slot, candidate, True)
-            weight = self.weights[slot] + row[0][1] if row else NONE_LEFT
+            weight = self.weights[slot] + row[1][0] if row[1] else NONE_LEFT
             if weight == NONE_LEFT or weight < floor:
                 break
             self._add(weight, slot, slot, row, 0, True)
-            candidate = row[0][0]
+            candidate = row[0][0]  # the best
         last = len(self._tokens) - 1
         self._push_child(last, last, candidate, True)
 
     def _add(self, weight: float, parent: int, slot: int, row: _Row, at: int, on: bool) -> None:
-        candidate, logp = row[at]
-        self._tokens.append(self._table[slot][candidate])
+        candidates, logps = row
+        self._tokens.append(self._table[slot][candidates[at]])
         self._parents.append(parent)
         self._depth.append(slot + 1)
         self.weights.append(weight)
-        if at + 1 < len(row):
-            self._push(weight - logp + row[at + 1][1], parent, slot, row, at + 1, on)
+        if at + 1 < len(logps):
+            self._push(weight - logps[at] + logps[at + 1], parent, slot, row, at + 1, on)
 
     def _push_child(self, node: int, slot: int, candidate: int, on: bool) -> None:
-        if slot < self.slots and (row := self._row(slot, candidate, on)):
-            self._push(self.weights[node] + row[0][1], node, slot, row, 0, on)
+        if slot < self.slots and (row := self._row(slot, candidate, on))[1]:
+            self._push(self.weights[node] + row[1][0], node, slot, row, 0, on)
 
     def _push(self, weight: float, parent: int, slot: int, row: _Row, at: int, on: bool) -> None:
         if weight > NONE_LEFT:
@@ -134,16 +135,13 @@ class Growth:
 
     def _row(self, slot: int, candidate: int, on: bool) -> _Row:
         """What may stand in `slot` below a parent that is `candidate` of the slot before."""
-        key = (slot, int(on) if self._pair is None else candidate)
-        row = self._memo.get(key)
+        if self._pair is None:
+            return self._in_order, (self._on if on else self._off)[slot]
+        row = self._memo.get((slot, candidate))
         if row is None:
-            if self._pair is None:
-                row = list(enumerate((self._on if on else self._off)[slot]))
-            else:
-                logps = self._pair[slot, candidate].tolist()
-                order = sorted(range(len(logps)), key=logps.__getitem__, reverse=True)
-                row = [(c, logps[c]) for c in order[: self._top_k]]
-            self._memo[key] = row
+            logps: list[float] = self._pair[slot, candidate].tolist()
+            order = sorted(range(len(logps)), key=logps.__getitem__, reverse=True)[: self._top_k]
+            row = self._memo[slot, candidate] = order, [logps[c] for c in order]
         return row
 
 

@@ -153,6 +153,7 @@ class Policy:
         better = 0.0
         for given, tokens in zip(scores, drawn, strict=False):
             better += max(self.calibration.observe(given, tokens), 0.0) / sequences
+        self.calibration.update()
         plain = self.cost.step_s(sequences + beside, context)
         if plain <= 0.0:
             return

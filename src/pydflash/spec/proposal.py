@@ -74,12 +74,10 @@ class Proposal:
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.tokens) - 1))
 
-    def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`, if there is one."""
-        for i in range(node + 1, len(self.tokens)):
-            if self.parents[i] == node and self.tokens[i] == token:
-                return i
-        return None
+    def children(self) -> dict[tuple[int, int], int]:
+        """Every node but the root by its parent and its token, the first of equals."""
+        nodes = range(len(self.tokens) - 1, 0, -1)
+        return {(self.parents[node], self.tokens[node]): node for node in nodes}
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root down to `node`."""

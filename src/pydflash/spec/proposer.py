@@ -27,7 +27,7 @@ class Outcome:
 class Spent:
     """What a step cost: seconds, and the tokens it held."""
 
-    draft_s: float
+    draft_s: float  # for which the engine was kept, what was begun a step earlier included
     step_s: float
     rows: int  # exact ones, those without a proposal too
     prefill: int  # of a prompt
@@ -55,6 +55,12 @@ class Proposer(Protocol):
     ) -> None:
         """Learn how a round ended. `contexts` are those that were given features."""
 
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+        """The next `propose` is likely to be for these rows: begin what need not be waited for.
+
+        Called before `settle`. If other rows come instead, what was begun is for nothing.
+        """
+
 
 class PlainProposer:
     """Plain decoding: the pending token alone."""
@@ -68,4 +74,7 @@ class PlainProposer:
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
     ) -> None:
+        pass
+
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
         pass

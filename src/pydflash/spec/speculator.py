@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores
+from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores, Started
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
 from pydflash.spec.proposal import Proposal
@@ -34,6 +34,7 @@ class Speculator:
         self._monitor = Monitor(drafter.name) if drafter.taps else None  # look-ups fit any model
         self._slots = 0
         self._scores: list[DraftScores] = []
+        self._ahead: _Ahead | None = None
 
     @property
     def max_nodes(self) -> int:
@@ -45,21 +46,41 @@ class Speculator:
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         """A tree for each row, or the pending token alone where drafting would not pay."""
-        context = _mean([len(row.tokens) for row in rows])
         roots = [row.tokens[-1] for row in rows]
         if any(row.fresh for row in rows):
             self.policy.hope_anew()
-        self._slots = min(self.policy.slots(len(rows), context, beside), self.drafter.slots)
-        top_k = self.policy.settings.top_k
+        ahead, self._ahead = self._ahead, None
         try:
-            self._scores = self.drafter.score(rows, self._slots, top_k) if self._slots else []
+            if ahead is not None and ahead.is_for(rows):
+                self._slots, self._scores = ahead.slots, ahead.started.scores()
+            else:
+                self._slots = self._chosen_slots(rows, beside)
+                if self._slots:
+                    top_k = self.policy.settings.top_k
+                    self._scores = self.drafter.score(rows, self._slots, top_k)
         except torch.OutOfMemoryError:
             log.warning("no memory left to draft; this round goes without")
             self._slots = 0
         if not self._slots:
             self._scores = [DraftScores.nothing()] * len(rows)
             return [Proposal.root(root) for root in roots]
-        return self.policy.trees(roots, self._scores, context=context, beside=beside)
+        return self.policy.trees(roots, self._scores, context=_context(rows), beside=beside)
+
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+        """Start the next round's draft, if it can go on while the host does other things.
+
+        How many slots it has is decided without the round that is just ending: that costs speed at most.
+        """
+        self._ahead = None
+        slots = self._chosen_slots(rows, beside) if rows else 0
+        if not slots:
+            return
+        try:
+            started = self.drafter.start(rows, slots, self.policy.settings.top_k)
+        except torch.OutOfMemoryError:
+            return  # the next round tries again, and says so
+        if started is not None:
+            self._ahead = _Ahead(rows, slots, started)
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -78,6 +99,10 @@ class Speculator:
                 if outcome.drawn:
                     self.on_round(_trace(scores, outcome, spent))
         self._scores = []
+
+    def _chosen_slots(self, rows: Sequence[DraftRow], beside: int) -> int:
+        """How many slots to draft for these rows, which may be none."""
+        return min(self.policy.slots(len(rows), _context(rows), beside), self.drafter.slots)
 
     def _learn(self, outcomes: Sequence[Outcome], spent: Spent) -> None:
         alone = not spent.prefill  # the times are the round's own
@@ -109,6 +134,27 @@ class Speculator:
             warning = self._monitor and self._monitor.observe(scores, outcome.drawn)
             if warning:
                 log.warning(warning)
+
+
+class _Ahead:
+    """A draft that was started for rows as they were then: of these contexts after these tokens."""
+
+    def __init__(self, rows: Sequence[DraftRow], slots: int, started: Started) -> None:
+        self.slots = slots
+        self.started = started
+        self._rows = rows
+        self._lengths = [len(row.tokens) for row in rows]  # the lists grow, and do nothing else
+
+    def is_for(self, rows: Sequence[DraftRow]) -> bool:
+        return len(rows) == len(self._rows) and all(
+            row.tokens is mine.tokens and row.context is mine.context and len(row.tokens) == length
+            for row, mine, length in zip(rows, self._rows, self._lengths, strict=True)
+        )
+
+
+def _context(rows: Sequence[DraftRow]) -> int:
+    """Mean length of the texts."""
+    return _mean([len(row.tokens) for row in rows])
 
 
 def _mean(lengths: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from pydflash.errors import EngineError
 from pydflash.sampling.ask import Ask, Stretch
+from pydflash.sampling.device import Best
 from pydflash.sampling.draw import Draw
 from pydflash.sampling.sampler import Sampler
 from pydflash.spec.proposal import Proposal
@@ -35,12 +36,14 @@ def verify(
     starts: Sequence[int],
     ask: Callable[[int, list[int]], Ask],
     is_last: Callable[[int, list[int]], bool],
+    *,
+    best: Best | None = None,
 ) -> list[Walk]:
     """Walk every proposal. logits f32 [M, V]; row r's nodes start at `starts[r]`.
 
     `ask(row, drawn)` states how to draw after the tokens drawn so far this round, or raises the EngineError
     that ends the row (its grammar cannot go on). `is_last(row, drawn)` says that the latest drawn token ends
-    the row, where plain decoding would have stopped.
+    the row, where plain decoding would have stopped. `best`: see `Sampler.rows`.
     """
     walks = [Walk() for _ in proposals]
     asks = [_asked(ask, r, [], walk) for r, walk in enumerate(walks)]
@@ -49,8 +52,9 @@ def verify(
         for asked, first, proposal in zip(asks, starts, proposals, strict=True)
         if asked is not None
     ]
-    rows = sampler.rows(logits, stretches)
-    for r, (walk, proposal) in enumerate(zip(walks, proposals, strict=True)):
+    children = [proposal.children() for proposal in proposals]
+    rows = sampler.rows(logits, stretches, best)  # the first draw waits for the device
+    for r, walk in enumerate(walks):
         drawn: list[int] = []
         asked = asks[r]
         while asked is not None:
@@ -60,7 +64,7 @@ def verify(
                 break
             walk.draws.append(draw)
             drawn.append(draw.token)
-            child = proposal.child(walk.path[-1], draw.token)
+            child = children[r].get((walk.path[-1], draw.token))
             if child is None or is_last(r, drawn):
                 break
             walk.path.append(child)

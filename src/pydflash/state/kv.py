@@ -5,6 +5,7 @@ Layout of a page: see `kernels.ops.PagedKV`. The store holds tensors; who owns w
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -85,12 +86,15 @@ class KvStore:
         if self._captures is not None and self.scratch is not None and width is not None:
             idle = [self.scratch * PAGE_SIZE] * (width - count)  # a place moved to itself
             places = np.array([*src, *idle, *dst, *idle], np.int32)
-            still = torch.full((2 * width,), self.scratch * PAGE_SIZE, dtype=torch.int32)
-            if self._captures.run(
-                width, [staged(places, device)], device, self._move, blank=[still]
-            ):
+            blank = partial(self._still, width)
+            if self._captures.run(width, [staged(places, device)], device, self._move, blank):
                 return
         self._move([ints((*src, *dst), device)])
+
+    def _still(self, width: int) -> list[Tensor]:
+        """Places for `_move` that change nothing which anybody owns."""
+        assert self.scratch is not None
+        return [torch.full((2 * width,), self.scratch * PAGE_SIZE, dtype=torch.int32)]
 
     def _move(self, places: list[Tensor]) -> list[Tensor]:
         """Copy between places int32 [2n], sources first."""

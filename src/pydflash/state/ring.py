@@ -109,6 +109,13 @@ class RingContext:
         page = self.pages[position // PAGE_SIZE % len(self.pages)]
         return page * PAGE_SIZE + position % PAGE_SIZE
 
+    def places(self, start: int, end: int) -> list[int]:
+        """Physical places of positions start..end - 1."""
+        pages, count = self.pages, len(self.pages)
+        return [
+            pages[p // PAGE_SIZE % count] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)
+        ]
+
     def table(self, positions: int) -> list[PageId]:
         """The physical page of each logical page up to one that holds position `positions` - 1."""
         count = -(-positions // PAGE_SIZE)
@@ -134,10 +141,10 @@ class RingContext:
 
     def stored(self, count: int) -> None:
         """The first `count` pending positions were written."""
-        rest = self.take()
+        rest = None if count == self.num_pending else self.take()
         self.length += count
         self.writes(self.length)
-        self.pending = [] if rest is None or count == len(rest) else [rest[count:]]
+        self.pending = [] if rest is None else [rest[count:]]
 
     def writes(self, end: int) -> None:
         """Positions below `end` are about to be written: what they overwrite is no longer readable."""

@@ -105,6 +105,11 @@ class SequenceState:
         """Physical place of a position that pages cover."""
         return self.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
+    def places(self, start: int, end: int) -> list[int]:
+        """Physical places of positions start..end - 1, which pages cover."""
+        pages = self.pages
+        return [pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(start, end)]
+
     def begin(self, first: int, count: int, *, in_place: bool) -> None:
         """A step is about to run in which this state's row is tokens first..first + count.
 
@@ -124,7 +129,7 @@ class SequenceState:
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the nodes of `path`, stored at length + node, as the next positions in order."""
-        commit_all([(self, path)])
+        adopt_all([(self, path)]).run()
 
     def capture(self) -> None:
         """Keep what is needed to come back to this length. Raises OutOfSlots."""
@@ -236,12 +241,17 @@ class SequenceState:
         assert step.number == self._recurrent.step, "another step has run since"
         return Advance(slot=self.slot, nodes=[step.first + node for node in path])
 
-    def _adopt(self, path: Sequence[int]) -> None:
+    def _adopt(self, path: Sequence[int]) -> list[tuple[int, int]]:
+        """Count the path as stored; places from and to which that moves positions."""
         base = self.length
-        moves = [(base + node, base + i) for i, node in enumerate(path) if node != i]
-        self._kv.copy([self.place(a) for a, _ in moves], [self.place(b) for _, b in moves])
+        moves = [
+            (self.place(base + node), self.place(base + i))
+            for i, node in enumerate(path)
+            if node != i
+        ]
         self.length += len(path)
         assert self.length <= len(self.pages) * PAGE_SIZE
+        return moves
 
     def _rollback_slot(self, store: RecurrentStore, length: int) -> None:
         point = self.restore_point(length)
@@ -273,11 +283,28 @@ class SequenceState:
         return [page for _, page in self._written_at(count)]
 
 
-def commit_all(moves: Sequence[tuple[SequenceState, Sequence[int]]]) -> None:
-    """`commit` for the rows of one step, recurrent layers together: one op call a layer."""
-    advances = [a for state, path in moves if (a := state._advance(path)) is not None]
-    store = moves[0][0]._recurrent if moves else None
-    if store is not None:
-        store.commit(advances)
-    for state, path in moves:
-        state._adopt(path)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What a commit leaves to the device, all rows and layers together."""
+
+    kv: KvStore
+    recurrent: RecurrentStore | None
+    places: list[tuple[int, int]]
+    advances: list[Advance]
+
+    def run(self) -> None:
+        """Queue it. Until then no step, copy or release may touch the states."""
+        if self.recurrent is not None:
+            self.recurrent.commit(self.advances)
+        self.kv.copy([src for src, _ in self.places], [dst for _, dst in self.places])
+
+
+def adopt_all(rows: Sequence[tuple[SequenceState, Sequence[int]]]) -> Moves:
+    """The host's part of `commit` for the rows of one step: states, and paths that were accepted."""
+    some = rows[0][0]
+    return Moves(
+        kv=some._kv,
+        recurrent=some._recurrent,
+        advances=[a for state, path in rows if (a := state._advance(path)) is not None],
+        places=[move for state, path in rows for move in state._adopt(path)],
+    )

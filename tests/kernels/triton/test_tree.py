@@ -163,7 +163,7 @@ def walked(proposal: Proposal, best: list[int], sound: list[bool]) -> tuple[list
     path, drawn = [0], []
     while sound[path[-1]]:
         drawn.append(best[path[-1]])
-        child = proposal.child(path[-1], drawn[-1])
+        child = proposal.children().get((path[-1], drawn[-1]))
         if child is None:
             return path, drawn
         path.append(child)
