@@ -37,19 +37,19 @@ def verify(subject: Subject) -> Figures:
         rig.tree_step(rows, depth, SETTLE)
         steps, commits = rig.tree_step(rows, depth, subject.repeats)
         whole = Samples(tuple(a + b for a, b in zip(steps, commits, strict=True)))
-        busy = subject.watch.busy(rig.repeater(rows, depth, tree=True), subject.repeats)
+        busy = subject.watch.busy(rig.committer(rows, depth), subject.repeats)
         rig.clear(depth)
         floor = _floor(subject, rows, depth)
         out[f"{rows} rows"] = {
             "whole": whole.to_json(),
             "step": Samples(tuple(steps)).to_json(),
             "commit": Samples(tuple(commits)).to_json(),
-            "step_device": busy.to_json(),
+            "whole_device": busy.to_json(),
             "floor_s": floor,
         }
         subject.say(
             f"tree of {rows} rows: {ms(whole.median)} with its commit ({ms(median(commits))}), "
-            f"step on the device {ms(busy.median)}, floor {ms(floor)}"
+            f"both on the device {ms(busy.median)}, floor {ms(floor)}"
         )
     return out
 

@@ -58,9 +58,7 @@ def figures(body: Body) -> list[tuple[str, str]]:
         told = f"{_ms(wall)} (on the device {_ms(device)}, floor {_ms(one['floor_s'])})"
         out.append((f"one-token step, {depth}", told))
     for rows, one in _found(body, "verify").items():
-        told = (
-            f"{_ms(one['whole']['median_s'])} (on the device {_ms(one['step_device']['median_s'])})"
-        )
+        told = f"{_ms(one['whole']['median_s'])} (on the device {_ms(one['whole_device']['median_s'])})"
         out.append((f"tree step and commit, {rows}", told))
     if found := _found(body, "prefill"):
         out.append((f"prefill of {found['tokens']} tokens", f"{found['tok_s']:.0f} tok/s"))

@@ -176,6 +176,18 @@ class Rig:
         work = self._work(self._sequence(nodes.tokens), Phase.DECODE, rows, nodes)
         return self.engine.graphs.repeater([work])
 
+    def committer(self, rows: int, depth: int) -> Callable[[], object]:
+        """What repeats the step of `branching` and its commit, as `tree_step` has it, on the device alone."""
+        step = self.repeater(rows, depth, tree=True)
+        path = branching(pattern(rows, depth, self.vocab_size)).path(rows - 1)
+        moves = self.engine.states.adopt([self.state], [path])
+
+        def work() -> None:
+            step()
+            moves.run()
+
+        return work
+
     def prefill(self, count: int) -> float:
         """Seconds from a prompt of `count` tokens to the first token, through the engine."""
         began = time.perf_counter()

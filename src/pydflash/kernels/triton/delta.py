@@ -24,7 +24,6 @@ BLOCK_V = 8
 LANES = 4
 """Lanes that share a column. Part of the reduction order."""
 BLOCK_NODES = 64
-BLOCK_H = 4
 
 
 def delta(
@@ -147,7 +146,7 @@ def _exact_rows(
 
 def _norm(walked: Tensor, mixed: Sums, args: DeltaArgs, out: Tensor) -> None:
     """walked f32 [T, Hv, Dv], z in mixed -> out [T, Hv * Dv]."""
-    delta_norm_kernel[(len(walked), triton.cdiv(args.v_heads, BLOCK_H))](
+    delta_norm_kernel[(len(walked), args.v_heads)](
         walked,
         mixed.parts,
         mixed.counts,
@@ -160,7 +159,6 @@ def _norm(walked: Tensor, mixed: Sums, args: DeltaArgs, out: Tensor) -> None:
         SLOTS=mixed.slots,
         HV=args.v_heads,
         DV=args.v_dim,
-        BLOCK_H=BLOCK_H,
         BLOCK_V=triton.next_power_of_2(args.v_dim),
         num_warps=1,
     )

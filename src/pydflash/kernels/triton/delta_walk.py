@@ -193,19 +193,17 @@ def delta_norm_kernel(
     SLOTS: tl.constexpr,
     HV: tl.constexpr,
     DV: tl.constexpr,
-    BLOCK_H: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """RMS norm of each value head of walked f32 [T, HV, DV], times silu(z). Grid (T, blocks of heads)."""
-    i_token, i_block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    o_h = i_block * BLOCK_H + tl.arange(0, BLOCK_H)
+    """RMS norm of each value head of walked f32 [T, HV, DV], times silu(z), z in SLOTS partial sums.
+    Grid (T, HV)."""
+    i_token, i_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_v = tl.arange(0, BLOCK_V)
-    mask = (o_h < HV)[:, None] & (o_v < DV)[None, :]
-    o_x = o_h[:, None] * DV + o_v[None, :]
+    mask = o_v < DV
+    o_x = i_head * DV + o_v
     b_x = tl.load(walked_ptr + i_token * HV * DV + o_x, mask=mask, other=0.0)
     o_z = i_token * stride_mixed + C + o_x
     b_z = sum_parts(mixed_ptr, counts_ptr, C + o_x, o_z, apart, SLOTS, mask).to(tl.float32)
-    b_norm = tl.load(norm_ptr + o_v, mask=o_v < DV, other=0.0)
-    b_scale = tl.rsqrt(tl.sum(b_x * b_x, 1) / DV + eps)
-    b_y = b_x * b_scale[:, None] * b_norm[None, :] * silu(b_z)
+    b_norm = tl.load(norm_ptr + o_v, mask=mask, other=0.0)
+    b_y = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / DV + eps) * b_norm * silu(b_z)
     tl.store(out_ptr + i_token * HV * DV + o_x, stored(b_y, out_ptr), mask=mask)

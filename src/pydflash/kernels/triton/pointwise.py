@@ -262,7 +262,7 @@ def gated(
     F = N // 2
     dtype = torch.float32 if width is None else torch.float16
     out = torch.empty(T, F if width is None else width, dtype=dtype, device=parts.device)
-    gated_kernel[(T, triton.cdiv(out.shape[1], 512))](
+    gated_kernel[(T, triton.cdiv(out.shape[1], 256))](
         parts,
         counts,
         parts if bias is None else bias,
@@ -274,7 +274,7 @@ def gated(
         HAS_BIAS=bias is not None,
         ACT=_ACTS[act],
         HALF=width is not None,
-        BLOCK=512,
+        BLOCK=256,
         num_warps=4,
     )
     return out
