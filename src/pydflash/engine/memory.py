@@ -19,7 +19,7 @@ RESERVE_BYTES = 256 << 20
 """Left for what is not the model's: torch, the tokenizer, Python, the buffers of libraries."""
 GPU_RESERVE_BYTES = 1 << 30
 """Left on a GPU: compiled kernels, the workspace of libraries, gaps between blocks, a matrix decoded for a
-prompt (up to 512 MiB), and steps captured while serving."""
+prompt (up to 256 MiB), and steps captured while serving."""
 
 CPU_CHUNK, GPU_CHUNK = 256, 1024
 """Prompt tokens of a step: a GPU is busy only with many."""

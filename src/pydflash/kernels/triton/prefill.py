@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 _F16 = tl.constexpr(decode.F16)
 _BYTE = tl.constexpr(decode.BYTE)
 
-_MOST_DECODED = 1 << 29
+_MOST_DECODED = 1 << 28
 """Bytes of decoded weight held at once; a longer one is decoded and multiplied in pieces."""
 
 
