@@ -1,6 +1,6 @@
 """The real model on a GPU: the same answers with drafts as without, and the distance from the F32 reference.
 
-    python -m tests.gpu.exactness SmolLM2.gguf [--prompts 200] [--json FILE] [--device cuda:0]
+    python -m tests.gpu.exactness SmolLM2.gguf [--prompts 200] [--json FILE] [--device cuda:0] [--only kl]
 
 The prompts are those of tests/spec/test_smollm2_drafts.py, the text that of tests/oracles/logits_kl.py.
 Stages stand alone; what was found is saved after each.
@@ -85,6 +85,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--only", default="", help="stages with commas, of those below")
     asked = parser.parse_args()
     path: Path = asked.model
     catalog.resolve = lambda spec: path  # the suite asks for the model by its name
@@ -102,6 +103,9 @@ def main() -> int:
         "tree16_1": lambda: same(plain, SpecConfig(ddtree_budget=16), 1),
         "kl": lambda: distance(path, asked.device),
     }
+    if asked.only:
+        names = asked.only.split(",")
+        stages = {name: stages[name] for name in names}
     failed = 0
     for name, stage in stages.items():
         began = time.perf_counter()
