@@ -224,32 +224,32 @@ def delta_inputs_kernel(
         b_token, b_held = _sources(parents_ptr, i_token, start, W, BLOCK_W, HAS_PARENTS)
         if i_head < HK:
             o_k = tl.arange(0, BLOCK_K)
-            mask = o_k < DK
+            is_k = o_k < DK
             o_q = i_head * DK + o_k
-            o_c = HK * DK + o_q
+            o_key = HK * DK + o_q
             b_raw_q = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_q, mask,
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_q, is_k,
                 C, W, BLOCK_W, SLOTS,
             )  # fmt: skip
             b_raw_k = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_key, is_k,
                 C, W, BLOCK_W, SLOTS,
             )  # fmt: skip
-            b_q = _convolved(b_raw_q, taps_ptr, o_q, mask, W, BLOCK_W)
-            b_k = _convolved(b_raw_k, taps_ptr, o_c, mask, W, BLOCK_W)
+            b_q = _convolved(b_raw_q, taps_ptr, o_q, is_k, W, BLOCK_W)
+            b_k = _convolved(b_raw_k, taps_ptr, o_key, is_k, W, BLOCK_W)
             tl.debug_barrier()  # every thread has read what others overwrite
-            _keep(b_raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, mask, C, W, BLOCK_W)
-            _keep(b_raw_k, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C, W, BLOCK_W)
+            _keep(b_raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, is_k, C, W, BLOCK_W)
+            _keep(b_raw_k, conv_ptr, rows_ptr, is_single, wide, o_key, is_k, C, W, BLOCK_W)
             b_q *= scale / tl.maximum(tl.sqrt(tl.sum(b_q * b_q, 0)), eps)
             b_k *= 1.0 / tl.maximum(tl.sqrt(tl.sum(b_k * b_k, 0)), eps)
-            tl.store(q_ptr + wide * HK * DK + o_q, b_q, mask=mask)
-            tl.store(k_ptr + wide * HK * DK + o_q, b_k, mask=mask)
+            tl.store(q_ptr + wide * HK * DK + o_q, b_q, mask=is_k)
+            tl.store(k_ptr + wide * HK * DK + o_q, b_k, mask=is_k)
             tl.store(qk_ptr + wide * HK + i_head, tl.sum(b_q * b_k, 0))
         else:
             head = i_head - HK
             o_v = tl.arange(0, BLOCK_V)
-            mask = o_v < DV
-            o_c = 2 * HK * DK + head * DV + o_v
+            is_v = o_v < DV
+            o_value = 2 * HK * DK + head * DV + o_v
             # Both gates, alpha then beta, in one load.
             o_gate = C + HV * DV + head + tl.arange(0, 2) * HV
             at = wide * stride_mixed + o_gate
@@ -258,13 +258,13 @@ def delta_inputs_kernel(
             alpha += tl.load(dt_bias_ptr + head)
             a = tl.load(a_ptr + head)
             b_raw = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_value, is_v,
                 C, W, BLOCK_W, SLOTS,
             )  # fmt: skip
-            b_v = _convolved(b_raw, taps_ptr, o_c, mask, W, BLOCK_W)
+            b_v = _convolved(b_raw, taps_ptr, o_value, is_v, W, BLOCK_W)
             tl.debug_barrier()
-            _keep(b_raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C, W, BLOCK_W)
-            tl.store(v_ptr + wide * HV * DV + head * DV + o_v, b_v, mask=mask)
+            _keep(b_raw, conv_ptr, rows_ptr, is_single, wide, o_value, is_v, C, W, BLOCK_W)
+            tl.store(v_ptr + wide * HV * DV + head * DV + o_v, b_v, mask=is_v)
             tl.store(decay_ptr + wide * HV + head, exp_near_one(softplus(alpha) * a))
             tl.store(beta_ptr + wide * HV + head, sigmoid(beta))
     elif stop - start <= BLOCK_NODES:
