@@ -79,18 +79,14 @@ def test_exact_rows(device: torch.device, names: list[str], cols: int) -> None:
 def test_bits_do_not_depend_on_company(
     device: torch.device, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU two kinds of matrix unit share the work by the number of rows, and agree; numpy, which stands
-    for them here, sums sixteen numbers in another order than it sums a hundred."""
+    """On Hopper two kinds of matrix unit share the work by the number of rows, and agree."""
     sum_rows_alone(device, monkeypatch)
     weight, _ = made(device, names, 1536, 200)
     x = inputs(device, 40, weight)
     assert packed_of(weight).slots > 1
     whole = summed(x, weight)
-    few = whole if device.type == "cuda" else summed(x[:8], weight)
-    for count in (1, 8):
-        assert torch.equal(summed(x[:count], weight), few[:count])
-    assert torch.equal(summed(x[7:8], weight), few[7:8])
-    for count in (9, 24, 33):
+    assert torch.equal(summed(x[7:8], weight), whole[7:8])
+    for count in (1, 8, 9, 24, 33):
         assert torch.equal(summed(x[:count], weight), whole[:count])
     for form in (Form(64, 2, 4), Form(128, 3, 4), Form(64, 3, 2)):
         assert torch.equal(summed(x[:24], weight, form), whole[:24])
@@ -140,6 +136,17 @@ def test_the_memory_plan_counts_what_is_held(device: torch.device) -> None:
     for name in (*SUPER, *PLAIN):
         weight, _ = made(device, [name], 512, 70)
         assert weight.nbytes == held_bytes(FORMATS[name], 70, 512)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_units_in_one_piece(
+    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hopper's wide matrix units take them."""
+    monkeypatch.setattr(products, "is_whole", lambda *_: True)
+    weight, values = made(device, [name], 512, 70)
+    x = inputs(device, 17, weight)
+    assert error(summed(x, weight), x.double() @ values.T) < BOUND
 
 
 def test_scales_beyond_f16_survive(device: torch.device) -> None:

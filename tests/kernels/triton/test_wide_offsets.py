@@ -71,7 +71,7 @@ def need_room(device: torch.device, nbytes: int) -> None:
 
 def test_pages(device: torch.device) -> None:
     args = args_of(2, 1, head_dim=64, rope=rope(64, interleaved=False))
-    pages = WIDE // (64 * PAGE_SIZE) + 3
+    pages = WIDE // (64 * PAGE_SIZE) + 5
     kv = PagedKV(
         k=blank(device, torch.float16, pages, 1, 64, PAGE_SIZE),
         v=blank(device, torch.float16, pages, 1, PAGE_SIZE, 64),
@@ -82,11 +82,11 @@ def test_pages(device: torch.device) -> None:
     pairs = torch.randn(40, 2 * 64, device=device)
     qkv = random_qkv(args, 8).to(device)
     told = []
-    for own in ((1, 2, 3), (pages - 1, pages - 2, pages - 3)):
-        stored = on(device, step(Row(0, 40, own[:2])))
-        store_kv(pairs, kv, args, stored)
+    for own in ((1, 2, 3, 4, 5), tuple(pages - i for i in range(1, 6))):
+        for mine in (own[:2], own[3:]):
+            store_kv(pairs, kv, args, on(device, step(Row(0, 40, mine))))
         assert bool(kv.k[own[0]].any())
-        rows = [Row(40, 3, own[:2], parents=(-1, 0, 0)), Row(40, 5, own[:2], RowKind.PREFILL)]
+        rows = [Row(40, 3, own[:2], parents=(-1, 0, 0)), Row(40, 5, own[3:], RowKind.PREFILL)]
         batch = on(device, step(*rows, ancestors=True))
         told.append(attention(qkv, kv, args, batch))
         src = torch.tensor([own[0] * PAGE_SIZE + 7, own[1] * PAGE_SIZE + 2], device=device).int()
@@ -96,9 +96,9 @@ def test_pages(device: torch.device) -> None:
         assert torch.equal(kv.v[own[2], 0, 30], kv.v[own[1], 0, 2])
     assert torch.isfinite(told[0]).all()
     assert torch.equal(*told)
-    for low, high in ((1, pages - 1), (2, pages - 2), (3, pages - 3)):
-        assert torch.equal(kv.k[low], kv.k[high])
-        assert torch.equal(kv.v[low], kv.v[high])
+    for low in range(1, 6):
+        assert torch.equal(kv.k[low], kv.k[pages - low])
+        assert torch.equal(kv.v[low], kv.v[pages - low])
 
 
 def test_recurrent_slots(device: torch.device) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.products import store_sums, tile_sums, uses_assembly
+from pydflash.kernels.triton.products import is_whole, store_sums, tile_sums, uses_assembly
 from pydflash.kernels.triton.route import Blocks
 from pydflash.kernels.triton.weights import Packed, packed_of
 
@@ -49,7 +49,7 @@ def expert_kernel(
     words0_ptr, high0_ptr, scales0_ptr, words1_ptr, high1_ptr, scales1_ptr,
     x_stride, pairs, blocks, X, rows, units, per, tiles0, rows0, tiles1, rows1,
     FAN: tl.constexpr, KIND0: tl.constexpr, KIND1: tl.constexpr, BLOCK_T: tl.constexpr,
-    STAGES: tl.constexpr, ASM: tl.constexpr,
+    STAGES: tl.constexpr, ASM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """out f32 [splits, P, N] = partial sums of W x, x's row for pair p being p // FAN.
     Grid (tiles, blocks, splits)."""
@@ -75,7 +75,7 @@ def expert_kernel(
             acc = tile_sums(
                 _at(words0_ptr, table_ptr, 0, X, expert), high, scales,
                 i_n * 64, tiles0, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
-                KIND0, 64, BLOCK_T, STAGES, ASM,
+                KIND0, 64, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip
             store_sums(acc, scale, n, rows0, 0, out_ptr, i_s, pairs, rows, pair, t_mask)
         elif KIND1 != 0:
@@ -90,7 +90,7 @@ def expert_kernel(
             acc = tile_sums(
                 _at(words1_ptr, table_ptr, 3, X, expert), high, scales,
                 i_n * 64, tiles1, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
-                KIND1, 64, BLOCK_T, STAGES, ASM,
+                KIND1, 64, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip
             store_sums(acc, scale, n, rows1, rows0, out_ptr, i_s, pairs, rows, pair, t_mask)
 
@@ -164,6 +164,7 @@ def product(x: Tensor, stacked: Stack, blocks: Blocks, fan: int) -> Tensor:
         BLOCK_T=blocks.size,
         STAGES=3,
         ASM=uses_assembly(),
+        WHOLE=is_whole(blocks.size, 4, x.device),
         num_warps=4,
     )
     return out

@@ -7,6 +7,7 @@ the weight alone, never on the number of tokens, so a row's bits are its own. Th
 added in order by whoever reads them (`pointwise`).
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +33,13 @@ def _words_of(kind):
 
 
 @triton.jit
-def _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW: tl.constexpr):
+def _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, WHOLE: tl.constexpr):
     """acc plus a unit's eight pieces f16 [n, 16] times their inputs, piece by piece in order of K.
 
-    For many tokens it is written as one product, which the compiler cuts into these very pieces for the
-    asynchronous matrix units; for few, those are too wide, and one product would be cut otherwise.
+    WHOLE writes it as one product, which the compiler cuts into these very pieces for Hopper's asynchronous
+    matrix units. Others would cut it otherwise, and these are too wide for few tokens.
     """
-    if FEW:
+    if not WHOLE:
         acc = tl.dot(v0, tl.load(x, mask=x_mask, other=0.0), acc)
         acc = tl.dot(v1, tl.load(x + 16, mask=x_mask, other=0.0), acc)
         acc = tl.dot(v2, tl.load(x + 32, mask=x_mask, other=0.0), acc)
@@ -66,7 +67,7 @@ def _beside(a, b):
 def tile_sums(
     words_ptr, high_ptr, scales_ptr, row0, tiles, units, first, count, x_ptr, x_stride, o_t, t_mask,
     KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
-    ASM: tl.constexpr,
+    ASM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """f32 [BLOCK_N, BLOCK_T]: rows from `row0` on, over `count` units from `first` on."""
     o_r = row0 + tl.arange(0, BLOCK_N)
@@ -77,8 +78,7 @@ def tile_sums(
     o_c = tl.arange(0, 16)
     o_k = tl.arange(0, 128)
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    FEW: tl.constexpr = BLOCK_T < 16
-    x = x_ptr + (o_c if FEW else o_k)[:, None] + (o_t * x_stride)[None, :] + first * 128
+    x = x_ptr + (o_k if WHOLE else o_c)[:, None] + (o_t * x_stride)[None, :] + first * 128
     x_mask = t_mask[None, :]
     words: tl.constexpr = _words_of(KIND)
     scales: tl.constexpr = decode.scale_words(KIND)
@@ -95,7 +95,7 @@ def tile_sums(
         h = high_ptr + (unit * 1024 + row * 16)[:, None] + o_c[None, :]
         for _ in tl.range(count, num_stages=STAGES):
             v0, v1, v2, v3, v4, v5, v6, v7 = decode.weights(w, h, s, KIND, ASM)
-            acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, FEW)
+            acc = _add(acc, v0, v1, v2, v3, v4, v5, v6, v7, x, x_mask, WHOLE)
             w += words
             h += 1024
             s += 64 * scales
@@ -109,7 +109,7 @@ def product_kernel(
     words0_ptr, high0_ptr, scales0_ptr, tiles0, rows0,
     words1_ptr, high1_ptr, scales1_ptr, tiles1, rows1,
     KIND0: tl.constexpr, KIND1: tl.constexpr, CUT_N: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+    BLOCK_T: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """out f32 [slots, T, N] = partial sums of W x. Grid (parts of a block, ranges, blocks of T): programs
     do BLOCK_N rows of an equal share of the `work`, blocks of CUT_N rows times units of K."""
@@ -131,7 +131,7 @@ def product_kernel(
             scale = tl.load(row_scale_ptr + o_n, mask=o_n < rows0, other=0.0)
             acc = tile_sums(
                 words0_ptr, high0_ptr, scales0_ptr, row0, tiles0, units, first, count,
-                x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM,
+                x_ptr, x_stride, o_t, t_mask, KIND0, BLOCK_N, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip
             store_sums(acc, scale, o_n, rows0, 0, out_ptr, slot, tokens, rows, o_t, t_mask)
         elif KIND1 != 0:
@@ -140,7 +140,7 @@ def product_kernel(
             scale = tl.load(row_scale_ptr + rows0 + o_n, mask=o_n < rows1, other=0.0)
             acc = tile_sums(
                 words1_ptr, high1_ptr, scales1_ptr, row0, tiles1, units, first, count,
-                x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM,
+                x_ptr, x_stride, o_t, t_mask, KIND1, BLOCK_N, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip
             store_sums(acc, scale, o_n, rows1, rows0, out_ptr, slot, tokens, rows, o_t, t_mask)
         at += count
@@ -157,6 +157,19 @@ def store_sums(acc, scale, o_n, count, row0, out_ptr, slot, tokens, rows, o_t, t
 def uses_assembly() -> bool:
     """Neither Triton's interpreter nor AMD's compiler knows NVIDIA's instructions."""
     return not interpreting() and torch.version.hip is None
+
+
+def is_whole(block_t: int, warps: int, device: torch.device) -> bool:
+    """Is a unit one product for Hopper's asynchronous matrix units, whose warps come in fours?"""
+    return block_t >= 16 and warps >= 4 and is_hopper(device)
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Compute capability 9: later ones have other units again."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +232,7 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
             BLOCK_T=block_t,
             STAGES=form.stages,
             ASM=uses_assembly(),
+            WHOLE=is_whole(block_t, form.warps, x.device),
             num_warps=form.warps,
             **extra,
         )
