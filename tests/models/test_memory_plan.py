@@ -1,6 +1,7 @@
 """The memory plan against the tensors that are really held: nothing is left out, nothing made up."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,12 @@ def test_plan_for_a_gpu() -> None:
     assert gpu.activations - cpu.activations == (1024 - 256) * PRINT.token
     assert gpu.lasting - cpu.lasting == gpu.graphs
     assert "captured steps" in "\n".join(gpu.lines())
-    wide = dataclasses.replace(PRINT, query=4 * 4096)  # sums of attention's parts: 8 of them
+    wide = dataclasses.replace(PRINT, query=4 * 4096)  # sums of attention's chunks
     exact = 64 + StateConfig().max_concurrency * 5
-    more = plan_memory(**asked | {"footprint": wide}, on_gpu=True)
-    assert more.step - gpu.step == 8 * exact * 16384
+    for max_ctx, count in ((96, 2), (1024, 16), (4096, 16 + 12)):  # 64 positions each, then 256
+        asked["state"] = StateConfig(max_ctx=max_ctx)
+        few, more = (plan_memory(**asked | {"footprint": f}, on_gpu=True) for f in (PRINT, wide))
+        assert more.step - few.step == count * exact * 16384
     with pytest.raises(CapacityError, match="1,024 MiB of reserve"):
         plan_memory(**asked | {"available": GPU_RESERVE_BYTES}, on_gpu=True)
 
@@ -180,3 +183,21 @@ def test_what_is_said_to_fit_fits(sequences: int) -> None:
     assert dataclasses.replace(ours, rope=0).lasting < ours.lasting
     with pytest.raises(CapacityError, match="smaller model"):
         plan_memory(state=config(0), **(asked | {"available": RESERVE_BYTES}))
+
+
+def test_what_is_said_to_fit_fits_with_a_gpus_chunks() -> None:
+    """A context's first positions leave more partial sums each than those behind."""
+    wide = dataclasses.replace(PRINT, query=4 * 1024)
+    asked: dict[str, Any] = {"footprint": wide, "specs": SPECS, "model_ctx": 1 << 20}
+    asked |= {"available": GPU_RESERVE_BYTES + (64 << 20), "on_gpu": True}
+
+    def config(max_ctx: int) -> StateConfig:
+        return StateConfig(max_ctx=max_ctx, max_concurrency=2)
+
+    with pytest.raises(CapacityError, match="--max-ctx") as refusal:
+        plan_memory(state=config(1 << 20), **asked)
+    most = int(re.findall(r"use --max-ctx (\d+)", str(refusal.value))[0])
+    plan = plan_memory(state=config(most), **asked)
+    assert plan.lasting + plan.step <= plan.available - plan.reserve
+    with pytest.raises(CapacityError):
+        plan_memory(state=config(most + 32), **asked)

@@ -4,12 +4,14 @@ Decided before anything is allocated: weights, rotary tables, KV pages, recurren
 step takes while it runs.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydflash.config import StateConfig, StepConfig
 from pydflash.engine.graphs import TOKENS
 from pydflash.errors import CapacityError
+from pydflash.kernels.chunks import chunks
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.models.base import Footprint
 from pydflash.state.base import StateSpec, recurrent_specs
@@ -23,8 +25,6 @@ prompt (up to 256 MiB), and steps captured while serving."""
 
 CPU_CHUNK, GPU_CHUNK = 256, 1024
 """Prompt tokens of a step: a GPU is busy only with many."""
-PARTED = 128
-"""Positions of a context whose attention is a sum of its own on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def plan_memory(
     taps = 3 * (exact + chunk) * features
     fixed = footprint.weights + footprint.decoded + slots * slot + tape + activations + logits
     graphs, reserve = 0, RESERVE_BYTES
-    # Attention over a long context is done in parts at once on a GPU, and each leaves its sum.
+    # Attention over a long context is done in chunks at once on a GPU, and each leaves its sum.
     parted = exact * footprint.query if on_gpu else 0
     if on_gpu:
         widths = [n for n in TOKENS if n < 2 * sequences * nodes]
@@ -142,8 +142,12 @@ def plan_memory(
     fixed += taps + drafter + rings + graphs
     room = available - fixed - reserve
     # A page of context: PAGE_SIZE positions of every sequence, and of the tables they share.
-    each = sequences * page + PAGE_SIZE * footprint.position + parted * PAGE_SIZE // PARTED
-    fits = max(0, (room - parted) // each)
+    each = sequences * page + PAGE_SIZE * footprint.position
+
+    def taken(count: int) -> int:
+        return count * each + chunks(count * PAGE_SIZE) * parted
+
+    fits = bisect_right(range(1, max(0, room) // each + 1), room, key=taken)
     if fits < 1:
         raise CapacityError(
             f"the model needs {_mib(fixed)} and {_mib(reserve)} of reserve, "
@@ -164,7 +168,7 @@ def plan_memory(
             f"{whole} pages; raise --kv-pages or use --max-ctx {pages * PAGE_SIZE}"
         )
     rope = max_ctx * footprint.position
-    parts = -(-max_ctx // PARTED) * parted
+    parts = chunks(max_ctx) * parted
     if pages * page + rope + parts > room:
         raise CapacityError(
             f"a context of {max_ctx} for {sequences} sequences needs "

@@ -1,8 +1,7 @@
 """Paged attention. Exact rows here: the context in chunks, a program each, then the chunks in order.
 
-A chunk has its place among absolute positions, whatever the context's length and whoever else is in the
-step: FINE positions each up to EARLY, where a step is short and waits for one chunk, COARSE each from there
-on, where partial results would be many. Within it keys come tile by tile, and a tile's product has the same
+A chunk has its place among absolute positions (kernels/chunks.py), whatever the context's length and whoever
+else is in the step. Within it keys come tile by tile, and a tile's product has the same
 shape for one query and for many. So a token's bits depend on its own keys alone. Several tokens of a row
 share what they read of a chunk that was stored before the step; a chunk that reaches into a tree is read
 once for each node, its keys through the node's ancestors, each in the lane that it would have in plain
@@ -14,6 +13,7 @@ import triton
 import triton.language as tl
 
 from pydflash.errors import UnsupportedError
+from pydflash.kernels.chunks import COARSE, EARLY, FINE, chunks
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, RowKind, StepBatch
 from pydflash.kernels.triton.attention_prefill import attention_prefill
 from pydflash.kernels.triton.attention_tile import (
@@ -28,10 +28,6 @@ from pydflash.kernels.triton.rope_store import LOG2E, rope_store
 from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
-
-FINE, COARSE, EARLY = 64, 256, 1024
-"""Positions that one program of an exact row attends to, before EARLY and from there on. Part of the
-reduction order, like PAGE_SIZE."""
 
 TILE, WARPS, STAGES = 32, 4, 2
 """Keys of one product, which are part of the reduction order, and how a program works on them. Twice the keys
@@ -84,7 +80,7 @@ def _attention_exact(
     H, G, D = args.heads, args.kv_heads, args.head_dim
     group = H // G
     rows, pages = batch.page_table.shape
-    chunks = _chunks(pages * PAGE_SIZE)
+    count = chunks(pages * PAGE_SIZE)
     ancestors = batch.ancestors if args.causal else None
     depth = 0 if ancestors is None else ancestors.shape[1]
     tails = triton.cdiv(depth - 1, FINE) + 1 if depth else 0
@@ -93,14 +89,14 @@ def _attention_exact(
     block_m = max(64 if wide else 16, triton.next_power_of_2(group))
     nodes = block_m // group
     shared = rows + tokens // nodes
-    parts = torch.empty((chunks, G, tokens * group, D), dtype=torch.float32, device=q.device)
-    stats = torch.empty((chunks, G, tokens * group, 2), dtype=torch.float32, device=q.device)
+    parts = torch.empty((count, G, tokens * group, D), dtype=torch.float32, device=q.device)
+    stats = torch.empty((count, G, tokens * group, 2), dtype=torch.float32, device=q.device)
     block_d = max(32, triton.next_power_of_2(D))
     fixed = {
         "HEADS": H, "D": D, "BLOCK_D": block_d, "WINDOW": args.window or 0, "CAUSAL": args.causal,
         "FINE": FINE, "COARSE": COARSE, "EARLY": EARLY, "GROUP": group,
     }  # fmt: skip
-    attention_kernel[(shared * chunks + tokens * tails, G)](
+    attention_kernel[(shared * count + tokens * tails, G)](
         q,
         kv.k,
         kv.k_scale,
@@ -118,7 +114,7 @@ def _attention_exact(
         tokens,
         rows,
         pages,
-        chunks,
+        count,
         depth,
         shared,
         BLOCK_M=block_m,
@@ -150,12 +146,6 @@ def _attention_exact(
         **fixed,
         num_warps=4,
     )
-
-
-def _chunks(positions: int) -> int:
-    """How many chunks the first positions take."""
-    early = min(positions, EARLY)
-    return triton.cdiv(early, FINE) + triton.cdiv(positions - early, COARSE)
 
 
 @triton.jit
