@@ -3,7 +3,6 @@
 Bytes, a format and a logical shape; never a dequantised copy. Splits and merges along rows are byte-wise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,21 +79,3 @@ class QuantTensor:
         return QuantTensor(
             name=self.name, data=self.data.to(device), format=self.format, shape=self.shape
         )
-
-
-def cat_rows(tensors: Sequence[QuantTensor]) -> QuantTensor:
-    """Merge along rows (q, k, v or gate, up). All must share format and cols; copies the bytes."""
-    first = tensors[0]
-    for other in tensors[1:]:
-        if other.format is not first.format or other.cols != first.cols:
-            raise ShapeError(
-                f"{first.name} ({first.format.name}, {first.cols} columns) and {other.name} "
-                f"({other.format.name}, {other.cols} columns) cannot be merged"
-            )
-    rows = sum(t.num_rows for t in tensors)
-    return QuantTensor(
-        name="+".join(t.name for t in tensors),
-        data=torch.cat([t.data for t in tensors], dim=-2),
-        format=first.format,
-        shape=(*first.shape[:-2], rows, first.cols),
-    )
