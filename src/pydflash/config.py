@@ -34,7 +34,7 @@ class RuntimeConfig:
     embeddings: EmbeddingsChoice = option(
         "auto",
         "where a GPU finds the embedding table: device, host (page-locked memory, read over the bus) or "
-        "auto (the host, unless the table is the output head too)",
+        "auto (the host, unless the table is the output head too or three times its size is not free there)",
     )
 
 
