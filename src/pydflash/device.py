@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 # The instruction sets that kernels choose by, as /proc/cpuinfo and sysctl spell them.
 ISA_FEATURES = (
@@ -139,6 +140,25 @@ def ran_out(error: BaseException) -> bool:
         return True
     said = str(error).lower()
     return any(w in said for w in ("out of memory", "alloc_failed", "can't allocate memory"))
+
+
+class Scarce:
+    """`with Scarce() as memory: work()`, then `if memory.ran_out:` something smaller. Other errors pass.
+
+    Nothing of the work is alive then: an `except` clause would keep its frames, and what they hold.
+    """
+
+    def __init__(self) -> None:
+        self.ran_out = False
+        self.said = ""  # by the error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, (RuntimeError, MemoryError)) and ran_out(error):
+            self.ran_out, self.said = True, str(error)
+        return self.ran_out
 
 
 def default_threads(root: Path = _ROOT) -> int:

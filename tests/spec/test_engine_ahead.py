@@ -92,18 +92,17 @@ def test_text_is_that_of_plain_decoding(path: Path, tree: str, selector: bool) -
 def test_acceptance_is_that_of_drafts_made_when_wanted(path: Path) -> None:
     """Not only the text: the same trees are drafted."""
     stats = []
-    for record in (None, Again()):
-        if ON_GPU and record is None:
-            continue
-        drafts = network(tiny_config(block_size=6), TREES["bushy"], record=record)
-        engine = make_engine(path, speculate=drafts)
-        if ON_GPU:
+    for early in (True, False):
+        engine, watch = ahead(path)
+        if not early:
             engine.proposer.prepare = lambda rows, beside=0: None  # type: ignore[method-assign]
         sequence = engine.add(Request(prompt=tuple(range(5, 45)), params=GREEDY, seed=1))
         while not engine.is_idle:
             engine.step()
+        assert bool(watch.taken) == early
+        assert bool(watch.anew) != early
         stats.append((sequence.tokens, sequence.draft.accepted, sequence.draft.offered))
-    assert all(one == stats[0] for one in stats)
+    assert stats[0] == stats[1]
 
 
 def test_one_sequence_drafts_once_a_round(path: Path) -> None:
@@ -150,6 +149,65 @@ def test_without_memory_to_start_the_round_drafts_as_ever(path: Path) -> None:
     assert sequence.generated == plain
     assert watch.anew == 2
     assert watch.taken == sequence.draft.rounds - 2
+
+
+@pytest.mark.parametrize("part", ["catch_up", "_best"])
+def test_without_memory_partway_through_a_start(path: Path, part: str) -> None:
+    """Before the drafter took the context in, and behind: the next round does what is left."""
+    plain = run(make_engine(path), [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])[0]
+    engine, watch = ahead(path)
+    sequence = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    engine.step()
+    work, failed = getattr(watch.drafter, part), 0
+
+    def scarce(*args: object) -> object:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        return work(*args)
+
+    setattr(watch.drafter, part, scarce)
+    while not engine.is_idle:
+        engine.step()
+        engine.states.check()
+    assert failed > 1
+    assert sequence.generated == plain
+    assert watch.anew == 1
+    assert watch.taken == sequence.draft.rounds - 1
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_giving_way_between_a_start_and_its_use(path: Path, kind: type[Exception]) -> None:
+    """The row that a draft was started for loses its place, and the step that reads a prompt fails."""
+    plain = run(make_engine(path), [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])[0]
+    engine, watch = ahead(path)
+    first = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    while not watch.taken:
+        engine.step()
+    second = engine.add(Request(prompt=tuple(range(5, 155)), params=GREEDY, seed=2))
+    engine.step()  # reads its first chunk, and starts a draft for the other
+    assert engine._early_s > 0.0
+    started, taken = len(watch.started), watch.taken
+    forward = engine.graphs.forward
+
+    def scarce(work: object) -> object:
+        raise kind("CUDA error: out of memory")
+
+    engine.scheduler.preempt(first)
+    engine.graphs.forward = scarce  # type: ignore[method-assign,assignment]
+    results = engine.step()
+    engine.graphs.forward = forward  # type: ignore[method-assign]
+    assert [r.error is not None for r in results] == [True]
+    assert second.finish == "error"
+    assert engine._early_s == 0.0, "seconds of a draft that nobody used are no later round's"
+    assert (len(watch.started), watch.taken) == (started, taken)
+    while not engine.is_idle:
+        engine.step()
+        engine.states.check()
+    assert first.generated == plain
+    assert watch.taken > taken, "drafts are started ahead again"
+    assert len(watch.started) - started == watch.taken - taken, "and the old one was for nothing"
 
 
 @pytest.mark.skipif(ON_GPU, reason="a GPU always works ahead")

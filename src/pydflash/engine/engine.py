@@ -1,4 +1,4 @@
-"""Engine: the loop. Plan, propose, batch, forward, verify, commit, update (design, section G).
+"""Engine: the loop. Plan, propose, forward, verify, adopt, feed, update, prepare, move, conclude.
 
 One thread drives it. Requests go in by `add`, tokens come out of `step`.
 """
@@ -6,8 +6,7 @@ One thread drives it. Requests go in by `add`, tokens come out of `step`.
 import time
 from collections.abc import Sequence as Many
 
-import torch
-
+from pydflash.device import Scarce
 from pydflash.draft.base import Context, DraftRow
 from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
@@ -135,14 +134,15 @@ class Engine:
         """One forward pass. Returns what it gave each sequence that got a token or ended."""
         plan = self.scheduler.plan(self._admit)
         begun = time.perf_counter()
+        early_s, self._early_s = self._early_s, 0.0
         work = self._work(plan)
         if not work:
             return []
         drafted = time.perf_counter()
-        try:
+        with Scarce() as memory:
             ran = self.graphs.forward(work)
             walks = self._verify(work, ran)
-        except torch.OutOfMemoryError:
+        if memory.ran_out:
             return [self._give_way(work)]
         # The device stands still until the next drafts are queued: first what they need, then the rest.
         paths = [
@@ -156,7 +156,7 @@ class Engine:
         prepared = time.perf_counter()
         self.states.move(moves)
         self._conclude(work)
-        early_s, self._early_s = self._early_s, prepared - known
+        self._early_s = prepared - known
         spent = Spent(
             draft_s=early_s + drafted - begun,
             step_s=time.perf_counter() - drafted - self._early_s,
@@ -283,15 +283,14 @@ class Engine:
 
     def _fed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """`_feed`; without memory for it the step's sequences go on without a drafter's context."""
-        try:
+        with Scarce():
             return self._feed(work, paths, ran)
-        except torch.OutOfMemoryError:
-            trim(self.states.kv.ops.device)
-            for w in work:
-                if w.state.draft is not None:
-                    w.state.draft.close()
-                    w.state.draft = None
-            return []
+        trim(self.states.kv.ops.device)
+        for w in work:
+            if w.state.draft is not None:
+                w.state.draft.close()
+                w.state.draft = None
+        return []
 
     def _feed(self, work: Many[RowWork], paths: Many[Many[int]], ran: Ran) -> list[Context]:
         """Give each drafter context the features of the positions just committed."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pydflash.device import Scarce
 from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
 from pydflash.engine.columns import Columns, StepShape, view
@@ -164,9 +165,9 @@ class GraphPool:
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """None where there was no memory to capture it."""
         if bucket not in self._graphs:
-            try:
+            with Scarce() as memory:
                 self._graphs[bucket] = self._capture(bucket)
-            except torch.OutOfMemoryError:
+            if memory.ran_out:
                 log.warning(
                     "no memory to capture steps of %d tokens; they run slower without",
                     bucket.tokens,

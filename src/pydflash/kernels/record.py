@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
+from pydflash.device import Scarce
+
 Tensor = torch.Tensor
 Work = Callable[[], list[Tensor]]
-FIRST_PAGES = 128  # of the narrowest page tables: attention over so many is one wave of programs
+FIRST_PAGES = 128  # of the narrowest page tables: 28 of attention's chunks, most of them fine ones
 
 
 class Recorder(Protocol):
@@ -120,12 +122,11 @@ class Captures:
         device: torch.device,
         work: Callable[[list[Tensor]], list[Tensor]],
     ) -> "_Captured | None":
-        try:
+        with Scarce():
             mine = [x.to(device, copy=True) for x in inputs]
             replay, results = self._record(lambda: work(mine))
-        except torch.OutOfMemoryError:
-            return None
-        return _Captured(mine, replay, results)
+            return _Captured(mine, replay, results)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ class Policy:
         """Plain steps that a drafted round is believed to save."""
         return self._hope + self._error
 
+    @property
+    def doubts(self) -> bool:
+        """Is drafting believed not to pay? Then a drafted round is a probe, and its loss has to be earned."""
+        return self.settings.mode == "adaptive" and self.gain <= 0.0
+
     def hope_anew(self) -> None:
         """A new text begins: what did not pay for the last one may pay for this."""
         self._hope = max(self._hope, HOPE)
@@ -87,7 +92,7 @@ class Policy:
         most = self.settings.max_slots
         if self.settings.mode != "adaptive" or not most:
             return most
-        if self.gain <= 0.0 and self._bank < self._stake:
+        if self.doubts and self._bank < self._stake:
             return 0
         if self._drafted % FULL == 0:
             return most

@@ -6,8 +6,7 @@ It decides how many tokens one pass may settle, never which: the target's own dr
 import logging
 from collections.abc import Callable, Sequence
 
-import torch
-
+from pydflash.device import Scarce
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores, Started
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
@@ -50,7 +49,7 @@ class Speculator:
         if any(row.fresh for row in rows):
             self.policy.hope_anew()
         ahead, self._ahead = self._ahead, None
-        try:
+        with Scarce() as memory:
             if ahead is not None and ahead.is_for(rows):
                 self._slots, self._scores = ahead.slots, ahead.started.scores()
             else:
@@ -58,7 +57,7 @@ class Speculator:
                 if self._slots:
                     top_k = self.policy.settings.top_k
                     self._scores = self.drafter.score(rows, self._slots, top_k)
-        except torch.OutOfMemoryError:
+        if memory.ran_out:
             log.warning("no memory left to draft; this round goes without")
             self._slots = 0
         if not self._slots:
@@ -69,18 +68,19 @@ class Speculator:
     def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
         """Start the next round's draft, if it can go on while the host does other things.
 
-        How many slots it has is decided without the round that is just ending: that costs speed at most.
+        How many slots it has is decided without the round that is just ending: that costs speed at most. But
+        a probe waits until the round is known, which may have been a probe that failed.
         """
         self._ahead = None
-        slots = self._chosen_slots(rows, beside) if rows else 0
+        if not rows or self.policy.doubts:
+            return
+        slots = self._chosen_slots(rows, beside)
         if not slots:
             return
-        try:
+        with Scarce():  # without memory for it the next round tries again, and says so
             started = self.drafter.start(rows, slots, self.policy.settings.top_k)
-        except torch.OutOfMemoryError:
-            return  # the next round tries again, and says so
-        if started is not None:
-            self._ahead = _Ahead(rows, slots, started)
+            if started is not None:
+                self._ahead = _Ahead(rows, slots, started)
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -88,9 +88,9 @@ class Speculator:
         """Take in what waits, and learn from the round."""
         behind = [c for c in contexts if c.num_pending >= CATCH_UP]
         if behind:
-            try:
+            with Scarce() as memory:
                 self.drafter.catch_up(behind)
-            except torch.OutOfMemoryError:
+            if memory.ran_out:
                 log.warning("no memory left for the drafter's context; it waits")
         if outcomes:
             self._learn(outcomes, spent)
