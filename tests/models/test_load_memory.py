@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pydflash.config import EngineConfig, RuntimeConfig, SpecConfig, StateConfig
-from pydflash.device import ran_out
+from pydflash.device import Scarce, ran_out
 from pydflash.errors import CapacityError
 from pydflash.models.base import Decoder
 from pydflash.models.load import Description
@@ -61,9 +61,11 @@ class Fails:
 def test_it_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], says: str
 ) -> None:
-    Fails(monkeypatch, error, says)
+    fails = Fails(monkeypatch, error, says)
     with pytest.raises(CapacityError, match="cpu ran out while the model was loaded") as caught:
         build.load(tiny_gguf(tmp_path / "m.gguf"), CONFIG)
+    gc.collect()
+    assert [m() for m in fails.models] == [None], "the error, still at hand, keeps what was loaded"
     said = str(caught.value)
     assert "--max-ctx" in said
     assert "--cache-type-k q8_0" in said
@@ -94,3 +96,26 @@ def test_what_running_out_looks_like() -> None:
     assert ran_out(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert ran_out(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not ran_out(RuntimeError("an illegal memory access was encountered"))
+
+
+def test_work_that_finds_no_memory_leaves_nothing() -> None:
+    class Large:
+        pass
+
+    def work() -> None:
+        large = Large()
+        seen.append(weakref.ref(large))
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    seen: list[weakref.ref[Large]] = []
+    with Scarce() as memory:
+        work()
+    assert memory.ran_out
+    assert "Triton" in memory.said
+    assert [ref() for ref in seen] == [None]
+    with Scarce() as memory:
+        pass
+    assert not memory.ran_out
+    for other in (RuntimeError("illegal memory access"), ValueError("out of memory")):
+        with pytest.raises(type(other)), Scarce():
+            raise other

@@ -27,6 +27,23 @@ def test_push() -> None:
     assert torch.equal(push(values, DEVICE).cpu(), values)
 
 
+@pytest.mark.parametrize("name", ["_accelerator_emptyHostCache", "_host_emptyCache"])
+def test_page_locked_memory_goes_back_to_the_system(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that this torch has, and only where there is a GPU in use."""
+    calls: list[str] = []
+    for other in ("_accelerator_emptyHostCache", "_host_emptyCache"):
+        monkeypatch.delattr(torch._C, other, raising=False)
+    for used in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda used=used: used)
+        end_pushes()
+        monkeypatch.setattr(torch._C, name, lambda: calls.append(name), raising=False)
+        end_pushes()
+        assert calls == [name] * used
+        monkeypatch.delattr(torch._C, name)
+
+
 def test_what_is_on_its_way_does_not_change() -> None:
     values, more = torch.arange(6, device=DEVICE).view(2, 3), torch.ones(4, device=DEVICE)
     under_way = Fetch([values, more])

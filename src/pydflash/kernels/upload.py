@@ -60,6 +60,11 @@ class Staging:
                 self._done[self._turn].record()
         return out
 
+    def wait(self) -> None:
+        """Until all has crossed."""
+        for done in self._done:
+            done.synchronize()
+
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -78,8 +83,22 @@ def push(values: Tensor, device: torch.device) -> Tensor:
 
 
 def end_pushes() -> None:
-    """Give the page-locked memory of `push` back: nothing large is to come."""
+    """Give the page-locked memory of `push` back to the system, and what else nobody holds of such memory:
+    nothing large is to come."""
+    for staging in _stagings.values():
+        staging.wait()
     _stagings.clear()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _empty_host_cache()
+
+
+def _empty_host_cache() -> None:
+    """Torch keeps page-locked memory for the next who wants some; no public name lets go of it."""
+    for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):  # the second is the older one
+        empty = getattr(torch._C, name, None)
+        if empty is not None:
+            empty()
+            return
 
 
 def page_locked(size: int, device: torch.device) -> Tensor:

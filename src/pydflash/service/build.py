@@ -17,7 +17,7 @@ import torch
 from pydflash.checkpoint.files import Checkpoint, open_checkpoint
 from pydflash.checkpoint.meta import read_vocabulary
 from pydflash.config import EngineConfig, KvFormat, PrefixChoice
-from pydflash.device import default_threads, free_bytes, grow_in_place, ran_out
+from pydflash.device import Scarce, default_threads, free_bytes, grow_in_place
 from pydflash.draft.fit import TargetFacts
 from pydflash.engine.engine import Engine
 from pydflash.engine.graphs import GraphPool
@@ -129,13 +129,14 @@ def load(
         )
         check_draft_device(config.runtime, device)
         try:
-            engine = _build(described, config, ops, plan, tokenizer, drafting, proposer, progress)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            raise CapacityError(_no_room(device, plan, error)) from error
+            with Scarce() as memory:
+                engine = _build(
+                    described, config, ops, plan, tokenizer, drafting, proposer, progress
+                )
         finally:
             end_pushes()
+        if memory.ran_out:  # and the error is gone, whose frames held what was loaded
+            raise CapacityError(_no_room(device, plan, memory.said))
         return ops, plan, engine
 
     ops, plan, engine = first_fit(target_devices(config.runtime), attempt)
@@ -233,11 +234,9 @@ def _build(
     )
 
 
-def _no_room(device: torch.device, plan: MemoryPlan, error: BaseException) -> str:
+def _no_room(device: torch.device, plan: MemoryPlan, said: str) -> str:
     planned, free = (plan.lasting + plan.step) >> 20, plan.available >> 20
-    said = (
-        str(error).partition(" GPU ")[0] or "no more was said"
-    )  # torch goes on about its allocator
+    said = said.partition(" GPU ")[0] or "no more was said"  # torch goes on about its allocator
     return (
         f"the memory of {device} ran out while the model was loaded: {said} Planned were {planned:,} MiB "
         f"of {free:,} free; use a smaller --max-ctx, --cache-type-k q8_0 --cache-type-v q8_0, fewer "
