@@ -14,8 +14,9 @@ import triton.language as tl
 
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.products import is_whole, store_sums, tile_sums, uses_assembly
+from pydflash.kernels.triton.products import is_whole, store_sums, tile_sums
 from pydflash.kernels.triton.route import Blocks
+from pydflash.kernels.triton.support import uses_assembly
 from pydflash.kernels.triton.weights import Packed, packed_of
 
 Tensor = torch.Tensor
