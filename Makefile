@@ -10,7 +10,7 @@ CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-gpu test-clients test-browser screenshots check bench bench-server size clean model
+.PHONY: demo test test-slow test-compile test-gpu test-clients test-browser screenshots check bench bench-server size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
@@ -23,6 +23,11 @@ test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
 
 # On a GPU: kernels, models, state, engine and drafts there, bit for bit and against the CPU.
+test-compile:
+	$(PYTHON) -m tests.gpu.compile --capability 80
+	$(PYTHON) -m tests.gpu.compile --capability 90
+	$(PYTHON) -m tests.gpu.compile --capability 120
+
 test-gpu:
 	PYDFLASH_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "not slow" tests/kernels/triton tests/models \
 	  tests/state tests/spec tests/draft
