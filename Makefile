@@ -17,17 +17,19 @@ demo: $(VENV)/base.stamp
 	$(BIN)/pydflash run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/dev.stamp model
-	$(BIN)/python -m pytest -m "not slow and not clients and not browser"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	  -m "not slow and not clients and not browser"
 
 test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
 
-# On a GPU: kernels, models, state, engine and drafts there, bit for bit and against the CPU.
-test-compile:
-	$(PYTHON) -m tests.gpu.compile --capability 80
-	$(PYTHON) -m tests.gpu.compile --capability 90
-	$(PYTHON) -m tests.gpu.compile --capability 120
+# Without a GPU: do the kernels compile for Ampere, Hopper and Blackwell?
+test-compile: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.gpu.compile --capability 80
+	$(BIN)/python -m tests.gpu.compile --capability 90
+	$(BIN)/python -m tests.gpu.compile --capability 120
 
+# On a GPU: kernels, models, state, engine and drafts there, bit for bit and against the CPU.
 test-gpu:
 	PYDFLASH_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "not slow" tests/kernels/triton tests/models \
 	  tests/state tests/spec tests/draft
