@@ -10,17 +10,24 @@ CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-gpu test-clients test-browser screenshots check bench bench-server size clean model
+.PHONY: demo test test-slow test-compile test-gpu test-clients test-browser screenshots check bench bench-server size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
 	$(BIN)/pydflash run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/dev.stamp model
-	$(BIN)/python -m pytest -m "not slow and not clients and not browser"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	  -m "not slow and not clients and not browser"
 
 test-slow: $(VENV)/dev.stamp model
 	$(BIN)/python -m pytest -m slow
+
+# Without a GPU: do the kernels compile for Ampere, Hopper and Blackwell?
+test-compile: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.gpu.compile --capability 80
+	$(BIN)/python -m tests.gpu.compile --capability 90
+	$(BIN)/python -m tests.gpu.compile --capability 120
 
 # On a GPU: kernels, models, state, engine and drafts there, bit for bit and against the CPU.
 test-gpu:

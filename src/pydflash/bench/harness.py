@@ -177,7 +177,7 @@ class Rig:
         return self.engine.graphs.repeater([work])
 
     def committer(self, rows: int, depth: int) -> Callable[[], object]:
-        """What repeats the step of `branching` and its commit, as `tree_step` has it, on the device alone."""
+        """What queues the step of `branching` and its commit again, as `tree_step` has them, with no wait."""
         step = self.repeater(rows, depth, tree=True)
         path = branching(pattern(rows, depth, self.vocab_size)).path(rows - 1)
         moves = self.engine.states.adopt([self.state], [path])

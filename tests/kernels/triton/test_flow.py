@@ -29,6 +29,35 @@ def test_norm_with_the_sum(device: torch.device, rows: int) -> None:
         assert torch.equal(normed, pointwise.norm(want, scale, EPS, 768))
 
 
+def test_many_wide_rows_again_and_again(device: torch.device) -> None:
+    """Whichever program of a row is done last: on a GPU they race."""
+    N, rows, rounds = (5120, 64, 200) if device.type == "cuda" else (1100, 3, 1)
+    weight, _ = made(device, ["Q8_0"], 96, N)
+    parts = torch.randn(2, rows, N, device=device)
+    counts = packed_of(weight).slot_counts.clone().fill_(2)
+    scale = torch.rand(N, device=device)
+    start = torch.randn(rows, N, device=device)
+    want = start.clone()
+    pointwise.finish(parts, counts, residual=want, bias=None, out=want)
+    normed = pointwise.norm(want, scale, EPS, N + -N % 128)
+    for _ in range(rounds):
+        got = start.clone()
+        found = pointwise.finish_norm(parts, counts, got, None, scale, EPS, N + -N % 128)
+        assert torch.equal(got, want)
+        assert torch.equal(found, normed)
+
+
+def test_more_rows_than_one_launch_takes(device: torch.device) -> None:
+    weight, _ = made(device, ["Q8_0"], 96, 64)
+    rows = pointwise.MOST_JOINT + 1
+    parts = torch.randn(packed_of(weight).slots, rows, 64, device=device)
+    scale = torch.rand(64, device=device)
+    for _ in range(2):
+        x = torch.randn(rows, 64, device=device)
+        flow.add(parts, weight, x)
+        assert torch.equal(flow.norm(x, scale, EPS, 128), pointwise.norm(x, scale, EPS, 128))
+
+
 def test_what_follows_is_learned(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = made(device, ["Q8_0"], 96, 64)
     parts = torch.randn(packed_of(weight).slots, 2, 64, device=device)

@@ -23,9 +23,9 @@ from pydflash.kernels.triton.attention_tile import (
     paged_slots,
 )
 from pydflash.kernels.triton.pointwise import stored, sum_parts
-from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
 from pydflash.kernels.triton.sums import Sums
+from pydflash.kernels.triton.support import uses_assembly
 
 Tensor = torch.Tensor
 

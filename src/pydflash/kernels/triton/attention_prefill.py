@@ -16,11 +16,10 @@ from pydflash.kernels.triton.attention_tile import (
     load_keys,
     load_values,
     paged_slots,
-    shared_memory,
 )
 from pydflash.kernels.triton.pointwise import stored
-from pydflash.kernels.triton.products import uses_assembly
 from pydflash.kernels.triton.rope_store import LOG2E
+from pydflash.kernels.triton.support import shared_memory, uses_assembly
 
 Tensor = torch.Tensor
 

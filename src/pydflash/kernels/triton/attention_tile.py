@@ -5,21 +5,8 @@ query's sums depend on absolute positions alone. Softmax is in powers of two: a 
 `rope_store.query_scale`.
 """
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have. Triton's interpreter sets no bound."""
-    if device.type != "cuda":
-        return 1 << 30
-    index = torch.cuda.current_device() if device.index is None else device.index
-    found = triton.runtime.driver.active.utils.get_device_properties(index)
-    return int(found["max_shared_mem"])
 
 
 @triton.jit

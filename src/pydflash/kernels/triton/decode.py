@@ -9,6 +9,8 @@ w = fma(q, scale, -minimum), rounded once. With ASM, instructions handle two col
 arithmetic does one.
 """
 
+import struct
+
 import triton
 import triton.language as tl
 
@@ -30,9 +32,16 @@ _FIVE = tl.constexpr(FIVE)
 _SIX = tl.constexpr(SIX)
 _BYTE = tl.constexpr(BYTE)
 
-# Minus the middle of the codes, in units of a scale: 32 2^-24 and 32 2^-20; 128 2^-24.
-_LESS_32 = (0x80208020, 0x82008200)
-_LESS_128 = 0x80808080
+# Minus the middle of the codes as scales are stored: of six bits in a low and in a high piece, of bytes.
+_SIX_LESS = -32 * 2.0**-LOW_POWER, -32 * 2.0**-HIGH_POWER
+_BYTE_LESS = -128 * 2.0**-LOW_POWER
+_LOW_LESS, _HIGH_LESS = tl.constexpr(_SIX_LESS[0]), tl.constexpr(_SIX_LESS[1])
+_OCTET_LESS = tl.constexpr(_BYTE_LESS)
+
+
+def _twice(value: float) -> str:
+    """An f16 in both halves of a word."""
+    return f"{int.from_bytes(struct.pack('<e', value), 'little') * 0x10001:#x}"
 
 
 def _nibble_lines(j: int, high: str = "") -> str:
@@ -64,7 +73,7 @@ def _nibble_asm(scales: int, is_six: bool = False, has_high: bool = False) -> st
         if is_six:
             side = "lh"[j % 2]
             if j % 2 == 0:
-                lines.append(f"mov.b32 u, {_LESS_32[j in HIGH_PIECES]:#x};")
+                lines.append(f"mov.b32 u, {_twice(_SIX_LESS[j in HIGH_PIECES])};")
                 lines.append(f"mul.rn.f16x2 u, {word}, u; mov.b32 {{l, h}}, u;")
                 lines.append("mov.b32 b, {l, l}; mov.b32 q9, {h, h};")
             lines.append(f"mov.b32 {{l, h}}, {word}; mov.b32 a, {{{side}, {side}}};")
@@ -82,7 +91,7 @@ def _byte_asm() -> str:
     """Four pieces from a word of bytes and a word of two scales."""
     lines = [
         ".reg .b16 l, h; .reg .b32 a0, a1, b0, b1, t, u;",
-        f"mov.b32 u, {_LESS_128:#x}; mul.rn.f16x2 u, $6, u;",
+        f"mov.b32 u, {_twice(_BYTE_LESS)}; mul.rn.f16x2 u, $6, u;",
         "mov.b32 {l, h}, u; mov.b32 b0, {l, l}; mov.b32 b1, {h, h};",
         "mov.b32 {l, h}, $6; mov.b32 a0, {l, l}; mov.b32 a1, {h, h};",
     ]
@@ -105,6 +114,24 @@ _SIX_ASM = tl.constexpr(_nibble_asm(4, is_six=True, has_high=True))
 _HIGH_REGISTERS = tl.constexpr(_registers(8, 11))
 _BYTE_ASM = tl.constexpr(_byte_asm())
 _BYTE_REGISTERS = tl.constexpr(_registers(4, 4))
+
+
+@triton.constexpr_function
+def scale_words(kind):
+    """Words of scales of a row in a unit."""
+    return 2 if kind == BYTE else 8 if kind == NIBBLE_FINE else 4
+
+
+@triton.constexpr_function
+def tile_words(kind):
+    """Elements of a tile's words in a unit."""
+    return 8192 if kind == F16 else 2048 if kind == BYTE else 1024
+
+
+@triton.constexpr_function
+def nibble_at(piece):
+    """The bit of a word where a piece's nibble begins: see NIBBLE_ORDER."""
+    return piece // 4 * 16 + piece % 2 * 8 + piece // 2 % 2 * 4
 
 
 @triton.jit
@@ -148,8 +175,7 @@ def _subnormal(bits):
 @triton.jit
 def _plain_code(w, h, J: tl.constexpr, HAS_HIGH: tl.constexpr):
     """Piece J's codes, as subnormal f16."""
-    at: tl.constexpr = J // 4 * 16 + J % 2 * 8 + J // 2 % 2 * 4
-    bits = (w >> at) & 15
+    bits = (w >> nibble_at(J)) & 15
     if HAS_HIGH:
         bits |= ((h.to(tl.int32) >> (2 * J)) & 3) << 4
     return _subnormal(bits << (J // 2 % 2 * 4))
@@ -162,8 +188,7 @@ def _plain_piece(w, h, s, J: tl.constexpr, KIND: tl.constexpr):
     first, second = _pair(s)
     if KIND == _SIX:
         scale = second if J % 2 else first
-        # Powers of two: -32 2^-24, -32 2^-20.
-        less = scale * (-0.000030517578125 if J // 2 % 2 else -0.0000019073486328125)
+        less = scale * (_HIGH_LESS if J // 2 % 2 else _LOW_LESS)
     else:
         scale, less = first, second
     return tl.fma(code, scale, less.to(tl.float16))
@@ -174,7 +199,7 @@ def _plain_byte(w, s, J: tl.constexpr):
     """Piece J of half a unit of bytes."""
     first, second = _pair(s)
     scale = second if J // 2 else first
-    less = (scale * -0.00000762939453125).to(tl.float16)  # -128 2^-24
+    less = (scale * _OCTET_LESS).to(tl.float16)
     return tl.fma(_subnormal((w >> (8 * J)) & 255), scale, less)
 
 
@@ -252,9 +277,3 @@ def weights(w, h, s, KIND: tl.constexpr, ASM: tl.constexpr):
                 dtype=(tl.float16,) * 8, is_pure=True, pack=2,
             )  # fmt: skip
     return v0, v1, v2, v3, v4, v5, v6, v7
-
-
-@triton.constexpr_function
-def scale_words(kind):
-    """Words of scales of a row in a unit."""
-    return 2 if kind == BYTE else 8 if kind == NIBBLE_FINE else 4

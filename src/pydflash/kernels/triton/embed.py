@@ -62,7 +62,7 @@ def embed_kernel(
         BYTES: tl.constexpr = KIND == _BYTE
         SIXES: tl.constexpr = KIND == _SIX or KIND == _FIVE
         HALVES: tl.constexpr = 2 if BYTES else 1
-        GROUPS: tl.constexpr = 2 if BYTES else 8 if KIND == _FINE else 4
+        GROUPS: tl.constexpr = decode.scale_words(KIND)
         o_c, o_g = tl.arange(0, 16)[None, :], tl.arange(0, GROUPS)[None, :]
         pairs = tl.load(scales_ptr + unit * (GROUPS * TILE) + r * GROUPS + o_g, mask=is_u, other=0)
         at = r * 16 + o_c
@@ -77,7 +77,7 @@ def embed_kernel(
                     code = ((word >> (8 * j)) & 255) - 128
                     values = code.to(tl.float32) * (scale * LOW)[:, None]
                 else:
-                    code = (word >> (j // 4 * 16 + j % 2 * 8 + j // 2 % 2 * 4)) & 15
+                    code = (word >> decode.nibble_at(j)) & 15
                     if SIXES:
                         code |= ((more >> (2 * j)) & 3) << 4
                     power = HIGH if j // 2 % 2 else LOW

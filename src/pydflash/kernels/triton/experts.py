@@ -14,8 +14,9 @@ import triton.language as tl
 
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Weight
-from pydflash.kernels.triton.products import is_whole, store_sums, tile_sums, uses_assembly
+from pydflash.kernels.triton.products import is_whole, store_sums, tile_sums
 from pydflash.kernels.triton.route import Blocks
+from pydflash.kernels.triton.support import uses_assembly
 from pydflash.kernels.triton.weights import Packed, packed_of
 
 Tensor = torch.Tensor
@@ -65,30 +66,30 @@ def expert_kernel(
         row_scale = _at(row_scale_ptr, table_ptr, 6, X, expert)
         o_n = tl.arange(0, 64)
         if i_n < tiles0:
-            high = high0_ptr
-            scales = scales0_ptr
+            high0 = high0_ptr
+            scales0 = scales0_ptr
             if KIND0 != 16:
-                high = _at(high0_ptr, table_ptr, 1, X, expert)
-                scales = _at(scales0_ptr, table_ptr, 2, X, expert)
+                high0 = _at(high0_ptr, table_ptr, 1, X, expert)
+                scales0 = _at(scales0_ptr, table_ptr, 2, X, expert)
             n = i_n * 64 + o_n
             scale = tl.load(row_scale + n, mask=n < rows0, other=0.0)
             acc = tile_sums(
-                _at(words0_ptr, table_ptr, 0, X, expert), high, scales,
+                _at(words0_ptr, table_ptr, 0, X, expert), high0, scales0,
                 i_n * 64, tiles0, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND0, 64, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip
             store_sums(acc, scale, n, rows0, 0, out_ptr, i_s, pairs, rows, pair, t_mask)
         elif KIND1 != 0:
             i_n -= tiles0
-            high = high1_ptr
-            scales = scales1_ptr
+            high1 = high1_ptr
+            scales1 = scales1_ptr
             if KIND1 != 16:
-                high = _at(high1_ptr, table_ptr, 4, X, expert)
-                scales = _at(scales1_ptr, table_ptr, 5, X, expert)
+                high1 = _at(high1_ptr, table_ptr, 4, X, expert)
+                scales1 = _at(scales1_ptr, table_ptr, 5, X, expert)
             n = i_n * 64 + o_n
             scale = tl.load(row_scale + rows0 + n, mask=n < rows1, other=0.0)
             acc = tile_sums(
-                _at(words1_ptr, table_ptr, 3, X, expert), high, scales,
+                _at(words1_ptr, table_ptr, 3, X, expert), high1, scales1,
                 i_n * 64, tiles1, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
                 KIND1, 64, BLOCK_T, STAGES, ASM, WHOLE,
             )  # fmt: skip

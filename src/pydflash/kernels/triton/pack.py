@@ -13,8 +13,9 @@ BYTE          int32 [2, 64, 16]                                       [64, 2] sc
 F16           f16 [64, 128]
 
 Column c of a word row holds input features 16 j + c of the unit (of each half, for BYTE), nibbles in the
-order `NIBBLE_ORDER`. FIVE is decoded as SIX is: it costs a bit of memory and saves a tenth of the time. A
-table that is only looked up in has tiles of one row instead: what a row needs then lies side by side.
+order `NIBBLE_ORDER`. Codes of FIVE are decoded as those of SIX are: it costs a bit of memory and saves a
+tenth of the time. A table that is only looked up in has tiles of one row instead: what a row needs then lies
+side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from pydflash.kernels.triton.decode import (
     NIBBLE_FINE,
     NIBBLE_ORDER,
     SIX,
+    scale_words,
 )
 from pydflash.kernels.upload import push
 from pydflash.quant.formats import QuantFormat
@@ -128,11 +130,10 @@ def _shapes(kind: int, tiles: int, units: int, tile: int) -> list[_Shape | None]
     if kind == F16:
         return [(torch.float16, (tiles, units, tile, UNIT)), None, None]
     halves = 2 if kind == BYTE else 1
-    groups = {BYTE: 2, NIBBLE_FINE: 8}.get(kind, 4)
     return [
         (torch.int32, (tiles, units, halves, tile, 16)),
         (torch.int16, (tiles, units, tile, 16)) if kind in (FIVE, SIX) else None,
-        (torch.int32, (tiles, units, tile, groups)),
+        (torch.int32, (tiles, units, tile, scale_words(kind))),
     ]
 
 

@@ -66,6 +66,7 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
     """The partial sums at `at` of rows `o`, added in order."""
     total = tl.load(parts_ptr + at, mask=mask, other=0.0)
     if SLOTS > 1:
+        stride = stride.to(tl.int64)
         counts = tl.load(counts_ptr + o, mask=mask, other=0)
         for s in tl.static_range(1, SLOTS):
             # Read whether it counts or not: a load that waits for another costs more than its bytes.
@@ -78,7 +79,6 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
 def finish_kernel(
     parts_ptr, counts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
     SLOTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-
 ):  # fmt: skip
     """out f32 [T, N] = residual + bias + the partial sums. Grid (T, blocks of N)."""
     i_t = tl.program_id(0).to(tl.int64)
@@ -222,6 +222,7 @@ def finish_norm(
     T is at most MOST_JOINT.
     """
     slots, T, N = parts.shape
+    assert T <= MOST_JOINT
     out = torch.empty(T, width, dtype=torch.float16, device=x.device)
     block_row = triton.next_power_of_2(width)
     finish_norm_kernel[(T, triton.cdiv(N, 512))](
@@ -245,10 +246,15 @@ def finish_norm(
     return out
 
 
-@functools.cache
 def arrived(device: torch.device) -> Tensor:
-    """Zeros int32 [MOST_JOINT], which each launch leaves as it found them: launches follow each other. To be
-    made before anything is captured."""
+    """Zeros int32 [MOST_JOINT], which each launch leaves as it found them: those of a stream follow each
+    other. To be made before anything is captured."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _arrived(device, stream)
+
+
+@functools.cache
+def _arrived(device: torch.device, stream: int) -> Tensor:
     return torch.zeros(MOST_JOINT, dtype=torch.int32, device=device)
 
 

@@ -9,13 +9,12 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.products import uses_assembly
-from pydflash.kernels.triton.weights import Packed
+from pydflash.kernels.triton.support import uses_assembly
+from pydflash.kernels.triton.weights import TILE, Packed
 
 Tensor = torch.Tensor
 
 _F16 = tl.constexpr(decode.F16)
-_BYTE = tl.constexpr(decode.BYTE)
 
 _MOST_DECODED = 1 << 28
 """Bytes of decoded weight held at once; a longer one is decoded and multiplied in pieces."""
@@ -35,7 +34,7 @@ def decode_kernel(
         k = tl.arange(0, 128)[None, :]
         tl.store(out + k, tl.load(words_ptr + block * 8192 + r[:, None] * 128 + k))
     else:
-        words: tl.constexpr = 2048 if KIND == _BYTE else 1024
+        words: tl.constexpr = decode.tile_words(KIND)
         scales: tl.constexpr = decode.scale_words(KIND)
         at = r[:, None] * 16 + c
         w, h = words_ptr + block * words + at, high_ptr + block * 1024 + at
@@ -86,19 +85,20 @@ def product(x: Tensor, packed: Packed, rows: int) -> Tensor:
     """x f16 [T, K padded] -> f32 [1, T, N]: W x, in the form of `products.product`."""
     T, K = x.shape
     out = torch.empty(1, T, rows, dtype=torch.float32, device=x.device)
-    most = max(64, _MOST_DECODED // (2 * K) // 64 * 64)
+    assert not packed.is_table
+    most = max(TILE, _MOST_DECODED // (2 * K) // TILE * TILE)
+    longest = max(s.tiles for s in packed.segments) * TILE
+    decoded = torch.empty(min(most, longest), K, dtype=torch.float16, device=x.device)
     for segment in packed.segments:
         planes = segment.planes
         for start in range(0, planes.rows, most):
             count = min(most, planes.rows - start)
-            tiles = -(-count // 64)
-            decoded = torch.empty(tiles * 64, K, dtype=torch.float16, device=x.device)
-            decode_kernel[(tiles, packed.units)](
+            decode_kernel[(-(-count // TILE), packed.units)](
                 planes.words,
                 planes.words if planes.high is None else planes.high,
                 planes.words if planes.scales is None else planes.scales,
                 decoded,
-                start // 64,
+                start // TILE,
                 packed.units,
                 KIND=planes.kind,
                 ASM=uses_assembly(),

@@ -7,7 +7,6 @@ the weight alone, never on the number of tokens, so a row's bits are its own. Th
 added in order by whoever reads them (`pointwise`).
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.triton import decode
-from pydflash.kernels.triton.support import interpreting
+from pydflash.kernels.triton.support import is_hopper, uses_assembly
 from pydflash.kernels.triton.weights import Packed
 
 Tensor = torch.Tensor
@@ -24,12 +23,6 @@ MOST_ROWS = 64
 """Tokens of one program."""
 
 _F16 = tl.constexpr(decode.F16)
-
-
-@triton.constexpr_function
-def _words_of(kind):
-    """Elements of a tile's words in a unit."""
-    return 8192 if kind == decode.F16 else 2048 if kind == decode.BYTE else 1024
 
 
 @triton.jit
@@ -80,7 +73,7 @@ def tile_sums(
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     x = x_ptr + (o_k if WHOLE else o_c)[:, None] + (o_t * x_stride)[None, :] + first * 128
     x_mask = t_mask[None, :]
-    words: tl.constexpr = _words_of(KIND)
+    words: tl.constexpr = decode.tile_words(KIND)
     scales: tl.constexpr = decode.scale_words(KIND)
     w = words_ptr + (unit * words + row * 16)[:, None] + o_c[None, :]
     s = scales_ptr + ((unit * 64 + row) * scales)[:, None] + tl.arange(0, scales)[None, :]
@@ -154,22 +147,9 @@ def store_sums(acc, scale, o_n, count, row0, out_ptr, slot, tokens, rows, o_t, t
     tl.store(out, acc * scale[:, None], mask=n_mask[:, None] & t_mask[None, :])
 
 
-def uses_assembly() -> bool:
-    """Neither Triton's interpreter nor AMD's compiler knows NVIDIA's instructions."""
-    return not interpreting() and torch.version.hip is None
-
-
 def is_whole(block_t: int, warps: int, device: torch.device) -> bool:
     """Is a unit one product for Hopper's asynchronous matrix units, whose warps come in fours?"""
     return block_t >= 16 and warps >= 4 and is_hopper(device)
-
-
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Compute capability 9: later ones have other units again."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +177,7 @@ def product(x: Tensor, packed: Packed, rows: int, form: Form | None = None) -> T
     """
     T = x.shape[0]
     cut = packed.cut
+    assert not packed.is_table
     out = torch.empty(packed.slots, T, rows, dtype=torch.float32, device=x.device)
     block_t = 8 if T <= 8 else 16 if T <= 16 else 32 if T <= 32 else 64
     form = form or form_of(packed, block_t)

@@ -57,6 +57,11 @@ class Packed:
     slots: int
 
     @property
+    def is_table(self) -> bool:
+        """Can it only be looked up in?"""
+        return any(s.planes.tile != TILE for s in self.segments)
+
+    @property
     def width(self) -> int:
         """K, padded to whole units."""
         return self.units * UNIT
