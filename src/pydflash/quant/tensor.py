@@ -1,6 +1,6 @@
 """QuantTensor: a matrix (or a stack of them) exactly as the file stores it.
 
-Bytes, a format and a logical shape; never a dequantised copy. Splits and merges along rows are byte-wise.
+Bytes, a format and a logical shape; never a dequantised copy. Splits are byte-wise.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydflash.quant.formats import QuantFormat
 
 
 class ShapeError(CheckpointError):
-    """A split or a merge that the block layout cannot express."""
+    """A split that the block layout cannot express."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
