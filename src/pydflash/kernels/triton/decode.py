@@ -261,15 +261,10 @@ def weights(w, h, s, KIND: tl.constexpr, ASM: tl.constexpr):
             v2, v3 = _plain_piece(words, high, s1, 2, KIND), _plain_piece(words, high, s1, 3, KIND)
             v4, v5 = _plain_piece(words, high, s2, 4, KIND), _plain_piece(words, high, s2, 5, KIND)
             v6, v7 = _plain_piece(words, high, s3, 6, KIND), _plain_piece(words, high, s3, 7, KIND)
-        elif KIND == _SIX:
+        elif KIND == _SIX or KIND == _FIVE:
             v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-                _SIX_ASM, _HIGH_REGISTERS, [words, high, s0, s1, s2, s3],
-                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
-            )  # fmt: skip
-        elif KIND == _FIVE:
-            v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-                _FIVE_ASM, _HIGH_REGISTERS, [words, high, s0, s1, s2, s3],
-                dtype=(tl.float16,) * 8, is_pure=True, pack=2,
+                _SIX_ASM if KIND == _SIX else _FIVE_ASM, _HIGH_REGISTERS,
+                [words, high, s0, s1, s2, s3], dtype=(tl.float16,) * 8, is_pure=True, pack=2,
             )  # fmt: skip
         else:
             v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
