@@ -75,6 +75,22 @@ def sum_parts(parts_ptr, counts_ptr, o, at, stride, SLOTS: tl.constexpr, mask):
     return total
 
 
+@triton.jit
+def _total(
+    parts_ptr, counts_ptr, residual_ptr, bias_ptr, i_t, o, tokens, N,
+    SLOTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Columns `o` of row `i_t`: the partial sums [slots, tokens, N] + bias + residual."""
+    mask = o < N
+    at = i_t * N + o
+    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * N, SLOTS, mask)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
+    if HAS_RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=mask, other=0.0)
+    return y
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def finish_kernel(
     parts_ptr, counts_ptr, residual_ptr, bias_ptr, out_ptr, tokens, N,
@@ -83,14 +99,11 @@ def finish_kernel(
     """out f32 [T, N] = residual + bias + the partial sums. Grid (T, blocks of N)."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = o < N
-    at = i_t * N + o
-    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * N, SLOTS, mask)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + at, mask=mask, other=0.0)
-    tl.store(out_ptr + at, y, mask=mask)
+    y = _total(
+        parts_ptr, counts_ptr, residual_ptr, bias_ptr, i_t, o, tokens, N,
+        SLOTS, HAS_RESIDUAL, HAS_BIAS,
+    )  # fmt: skip
+    tl.store(out_ptr + i_t * N + o, y, mask=o < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -102,13 +115,10 @@ def finish_norm_kernel(
     the last to be done. Grid (T, blocks of N); arrived int32 [T] is zero before and after."""
     i_t = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = o < N
-    at = i_t * N + o
-    y = sum_parts(parts_ptr, counts_ptr, o, at, tokens.to(tl.int64) * N, SLOTS, mask)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + o, mask=mask, other=0.0)
-    y += tl.load(x_ptr + at, mask=mask, other=0.0)
-    tl.store(x_ptr + at, y, mask=mask)
+    y = _total(
+        parts_ptr, counts_ptr, x_ptr, bias_ptr, i_t, o, tokens, N, SLOTS, True, HAS_BIAS
+    )  # fmt: skip
+    tl.store(x_ptr + i_t * N + o, y, mask=o < N)
     tl.debug_barrier()  # every thread's part is stored before one of them tells
     before = tl.atomic_add(arrived_ptr + i_t, 1, sem="acq_rel")
     if before == tl.num_programs(1) - 1:
