@@ -106,8 +106,7 @@ class RingContext:
 
     def place(self, position: int) -> int:
         """Physical place of a position."""
-        page = self.pages[position // PAGE_SIZE % len(self.pages)]
-        return page * PAGE_SIZE + position % PAGE_SIZE
+        return self.places(position, position + 1)[0]
 
     def places(self, start: int, end: int) -> list[int]:
         """Physical places of positions start..end - 1."""
@@ -176,8 +175,8 @@ class RingContext:
         other = self.store.open()
         if other is None:
             return None
-        span = range(self.first, self.length)
-        self.store.kv.copy([self.place(p) for p in span], [other.place(p) for p in span])
+        span = self.first, self.length
+        self.store.kv.copy(self.places(*span), other.places(*span))
         other.first, other.length, other._written = self.first, self.length, self.length
         other.pending = list(self.pending)
         return other

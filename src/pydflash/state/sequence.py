@@ -103,7 +103,7 @@ class SequenceState:
 
     def place(self, position: int) -> int:
         """Physical place of a position that pages cover."""
-        return self.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+        return self.places(position, position + 1)[0]
 
     def places(self, start: int, end: int) -> list[int]:
         """Physical places of positions start..end - 1, which pages cover."""
