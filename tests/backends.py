@@ -15,6 +15,11 @@ CLOSE = {"rtol": 2e-2, "atol": 2e-2} if ON_GPU else {"rtol": 1e-4, "atol": 1e-4}
 """How near kernels come to the reference on tiny models: a GPU's multiply in f16."""
 
 
+def large(device: torch.device) -> bool:
+    """Whether tests take real sizes: on a GPU, unless PYDFLASH_TEST_SMALL is set (a sanitizer is slow)."""
+    return device.type == "cuda" and not os.environ.get("PYDFLASH_TEST_SMALL")
+
+
 def table(ops: str, threads: int = 1) -> OpTable:
     """Kernels by name: Triton's on the device under test (on a CPU interpreted), others on the CPU."""
     if ops != "triton":

@@ -14,7 +14,7 @@ from tests.draft.build import give, network, ops_of
 from tests.draft.golden_cases import ANCHORS, CASES, Case, features
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-BOUND = 2e-2 if ON_GPU else 2e-4
+BOUND = 3e-2 if ON_GPU else 2e-4
 
 
 def rounds(drafter: DFlash, case: Case, pieces: int, top_k: int) -> Iterator[DraftScores]:

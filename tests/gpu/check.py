@@ -211,6 +211,9 @@ class Known:
         self.rounds += len(outcomes)
         self.settled += sum(len(o.drawn) for o in outcomes)
 
+    def grown(self, rows, limit) -> None:
+        pass
+
     def prepare(self, rows, beside=0) -> None:
         pass
 

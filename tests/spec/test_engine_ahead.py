@@ -44,12 +44,14 @@ class Watch:
         self.drafter.start = self.start  # type: ignore[method-assign]
         self.drafter.score = self.score  # type: ignore[method-assign]
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Started | None:
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> Started | None:
         if self.failing:
             self.failing -= 1
             raise torch.OutOfMemoryError("none left")
         self.started.append(list(rows))
-        started = self._start(rows, slots, top_k)
+        started = self._start(rows, slots, top_k, guess=guess)
         if started is not None:
             scores = started.scores
 
@@ -191,7 +193,7 @@ def test_giving_way_between_a_start_and_its_use(path: Path, kind: type[Exception
     started, taken = len(watch.started), watch.taken
     forward = engine.graphs.forward
 
-    def scarce(work: object) -> object:
+    def scarce(work: object, trees: object = None) -> object:
         raise kind("CUDA error: out of memory")
 
     engine.scheduler.preempt(first)

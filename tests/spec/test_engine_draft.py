@@ -27,6 +27,7 @@ from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Proposer
 from pydflash.spec.speculator import Speculator
 from pydflash.state.ring import RingStore
+from tests.backends import ON_GPU
 from tests.spec.test_engine_exact import Speculate, _count_preemptions, make_engine, requests, run
 from tests.tiny.draft import tiny_config, tiny_draft
 from tests.tiny.gguf import tiny_gguf
@@ -75,7 +76,9 @@ class Scripted:
     def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
         return [self._score(list(row.tokens), slots, top_k) for row in rows]
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Started | None:
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> Started | None:
         return None
 
     def _score(self, tokens: list[int], slots: int, top_k: int) -> DraftScores:
@@ -93,11 +96,14 @@ class Scripted:
         return DraftScores(tokens=np.array(table, np.int32), logp=logp)
 
 
-def speculating(drafter: object, settings: Settings) -> Speculate:
+def speculating(drafter: object, settings: Settings, *, grow: bool = False) -> Speculate:
+    """`grow`: trees of a fixed size may be grown where the drafter runs."""
+
     def build(model: Model, ops: OpTable, running: int) -> tuple[Proposer, RingStore | None]:
         cost = CostModel()
         cost.profile([(1, 0, 1.0), (2, 0, 1.1), (8, 0, 1.6), (32, 0, 4.0)], [(1, 1, 0.1)])
-        return Speculator(drafter, Policy(settings, cost)), None  # type: ignore[arg-type]
+        policy = Policy(settings, cost)
+        return Speculator(drafter, policy, ops if grow else None), None  # type: ignore[arg-type]
 
     return build
 
@@ -118,7 +124,8 @@ def network(
             max_positions=256,
             record=record,
         )
-        proposer, _ = speculating(drafter, settings)(model, ops, running)
+        grow = record is not None or ON_GPU
+        proposer, _ = speculating(drafter, settings, grow=grow)(model, ops, running)
         return proposer, drafter.open_store(2 * running, window)
 
     return build

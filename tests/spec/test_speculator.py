@@ -32,7 +32,9 @@ class Hopeless:
         self.catch_up([])
         return [self.law._scores(USELESS, slots) for _ in rows]
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> "Made":
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> "Made":
         return Made(self.score(rows, slots, top_k))
 
 
@@ -56,7 +58,14 @@ def drafted(rounds: int, *, ahead: bool) -> list[int]:
         tokens.append(OTHER)
         if ahead:
             speculator.prepare([DraftRow(tokens=tokens, context=None, fresh=False)])
-        outcome = Outcome(proposal=proposal, position=i, path=[0], drawn=[OTHER], stats=stats)
+        outcome = Outcome(
+            proposal=proposal,
+            rows=len(proposal.tokens),
+            position=i,
+            path=[0],
+            drawn=[OTHER],
+            stats=stats,
+        )
         width = len(proposal.tokens)
         spent = Spent(draft_s=draft_s(slots), step_s=step_s(width), rows=width, prefill=0)
         speculator.settle([], [outcome], spent)

@@ -129,7 +129,9 @@ def test_only_trained_drafters_are_judged(
             logp = np.log([[0.9]]).astype(np.float32)
             return [DraftScores(tokens=np.array([[5]], np.int32), logp=logp) for _ in rows]
 
-        def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> None: ...
+        def start(
+            self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+        ) -> None: ...
 
     cost = CostModel()
     cost.profile([(1, 0, 1.0), (2, 0, 1.1), (8, 0, 1.6)], [(1, 1, 0.1)])
@@ -137,6 +139,13 @@ def test_only_trained_drafters_are_judged(
     speculator = Speculator(Wrong(), Policy(settings, cost))
     for _ in range(2 * ROUNDS):
         (proposal,) = speculator.propose([DraftRow(tokens=[1, 2])])
-        outcome = Outcome(proposal=proposal, position=1, path=[0], drawn=[7], stats=DraftStats())
+        outcome = Outcome(
+            proposal=proposal,
+            rows=len(proposal.tokens),
+            position=1,
+            path=[0],
+            drawn=[7],
+            stats=DraftStats(),
+        )
         speculator.settle([], [outcome], Spent(draft_s=0.1, step_s=1.0, rows=2, prefill=0))
     assert ("does not fit" in caplog.text) == bool(taps)

@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("norms and sums", ("norm_kernel", "gated_kernel", "finish_kernel", "embed_kernel")),
     ("sampling", ("scan_kernel", "pick_kernel", "argmax", "topk", "sort", "softmax")),
-    ("tree", ("order_kernel", "grow_kernel", "lineage_kernel", "walk_kernel")),
+    ("tree", ("order_kernel", "grow_kernel", "plant_kernel", "calibrate_kernel")),
     (
         "copies",
         ("memcpy", "memset", "copy", "fill", "index", "cat", "elementwise", "gather", "scatter"),

@@ -7,6 +7,8 @@ measured so must say so.
 from collections.abc import Sequence
 
 from pydflash.draft.base import Context, DraftRow
+from pydflash.kernels.upload import ints
+from pydflash.spec.grown import Grown
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, Proposer, Spent
 
@@ -30,6 +32,17 @@ class Forced:
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
+    def grown(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
+        """The device's trees, which begin with a path through every slot (`chain_seed`)."""
+        made = self.inner.grown(rows, limit)
+        if made is not None:
+            for r, row in enumerate(rows):
+                nodes = min(self._due() - 1, made.nodes - 1)
+                known = self._known[len(row.tokens) - self._start :][:nodes]
+                device = made.trees.tokens.device
+                made.trees.tokens[r, 1 : 1 + len(known)] = ints(known, device)
+        return made
+
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         made = self.inner.propose(rows, beside)
         return [self._forced(row, one) for row, one in zip(rows, made, strict=True)]
@@ -43,10 +56,15 @@ class Forced:
         self.inner.prepare(rows, beside)
 
     def _forced(self, row: DraftRow, made: Proposal) -> Proposal:
+        known = self._known[len(row.tokens) - self._start :]
+        return overwritten(made, known, self._due() - 1)
+
+    def _due(self) -> int:
+        """Tokens of this round."""
         self._owed += self._length
         tokens = int(self._owed)
         self._owed -= tokens
-        return overwritten(made, self._known[len(row.tokens) - self._start :], tokens - 1)
+        return tokens
 
 
 def overwritten(made: Proposal, known: Sequence[int], nodes: int) -> Proposal:

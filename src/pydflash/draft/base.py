@@ -62,6 +62,10 @@ class DraftRow:
 class Started(Protocol):
     """A draft under way."""
 
+    guesses: Any
+    """Its scores on the device (`kernels.ops.Guesses` of all rows), if they were asked for and can be; good
+    until the next draft begins. The host's `scores` are then these."""
+
     def scores(self) -> list[DraftScores]:
         """What `Drafter.score` gives, once it is there. To be called once."""
 
@@ -86,8 +90,11 @@ class Drafter(Protocol):
     def score(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> list[DraftScores]:
         """At most `slots` positions of at most `top_k` candidates each, for every row."""
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Started | None:
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> Started | None:
         """Begin `score` without waiting for it; it may be left alone, and other drafts may follow at once.
 
-        None where the host would do the work itself, so that nothing is gained by beginning early.
+        `guess`: score on the device, if that can be. None where the host would do the work itself, so that
+        nothing is gained by beginning early.
         """

@@ -15,14 +15,14 @@ from pydflash.draft.base import Context, DraftRow, DraftScores
 from pydflash.draft.begun import Begun, Waiting
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.domino import DominoHead
-from pydflash.draft.heads import Head, PlainHead
+from pydflash.draft.heads import Found, Head, PlainHead
 from pydflash.draft.layer import DraftLayer
 from pydflash.draft.markov import MarkovHead
 from pydflash.draft.selector import SelectorHead
 from pydflash.draft.steps import RowSpan, runs, step
 from pydflash.draft.tensors import DraftTensors, Get
 from pydflash.errors import CheckpointError
-from pydflash.kernels.ops import PAGE_SIZE, OpTable, RowKind, Span, StepBatch, Weight
+from pydflash.kernels.ops import PAGE_SIZE, Guesses, OpTable, RowKind, Span, StepBatch, Weight
 from pydflash.kernels.record import Captures, Recorder, page_widths, recorder
 from pydflash.kernels.ref.pointwise import rms_norm
 from pydflash.kernels.upload import staged
@@ -79,6 +79,7 @@ class DFlash:
         self._norm = tensors.dense("output_norm.weight", c.hidden)
         self._output, tokens = _vocabulary(tensors, c, output, output_rows)
         self._tokens = None if tokens is None else tokens.cpu().numpy().astype(np.int32)
+        self._names = None if tokens is None else tokens.int()  # the same, on the device
         self._mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
         self._head: Head = _head(tensors, c, self._norm, token_embd)
         self.nbytes = tensors.nbytes
@@ -128,15 +129,20 @@ class DFlash:
             return [DraftScores.nothing() for _ in rows]
         return begun.scores()
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Waiting | None:
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> Waiting | None:
         """The device goes on by itself where its work is captured. The ring is as `score` leaves it."""
         if self._record is None:
             return None
-        begun = self._begin(rows, slots, top_k)
+        begun = self._begin(rows, slots, top_k, guess=guess)
         return None if begun is None else Waiting(begun)
 
-    def _begin(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> Begun | None:
-        """Everything that the device does for a draft. None: there is no row to draft for."""
+    def _begin(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> Begun | None:
+        """Everything that the device does for a draft. None: there is no row to draft for. `guess`: score it
+        there, too, if the head can."""
         slots = min(slots, self.slots)
         length = slots if self.config.from_anchor else slots + 1
         live: list[int] = []
@@ -155,6 +161,7 @@ class DFlash:
                 spans.append(RowSpan(context, start, length, block))
         if not live:
             return None
+        found = self._best(spans, length, top_k, guess)
         return Begun(
             head=self._head,
             tokens=self._tokens,
@@ -163,7 +170,15 @@ class DFlash:
             anchors=[rows[i].tokens[-1] for i in live],
             slots=slots,
             top_k=top_k,
-            found=self._best(spans, length, max(top_k, self._head.width)),
+            found=found[:4],
+            guesses=Guesses(
+                roots=found[4],
+                tokens=found[5],
+                logp=found[6],
+                pair=found[7] if len(found) > 7 else None,
+            )
+            if len(found) > 4
+            else None,
         )
 
     def _build(self, tensors: DraftTensors) -> tuple[list[DraftLayer], list[Weight]]:
@@ -218,21 +233,44 @@ class DFlash:
             ops.store_kv(pair, kv, layer.attention.args, batch)
         return []
 
-    def _best(self, spans: list[RowSpan], length: int, top_k: int) -> list[Tensor]:
-        """The last hidden states of the drafted slots, f32 [R * slots, E], and `top` of their logits."""
+    def _best(self, spans: list[RowSpan], length: int, top_k: int, guess: bool) -> list[Tensor]:
+        """The last hidden states of the drafted slots, f32 [R * slots, E], `top` of their logits, and the
+        parts of the head's guesses, if it makes any."""
         store, device = spans[0].context.store, self._ops.device
         made = runs(spans, widths=self._widths)
 
         def work(x: list[Tensor]) -> list[Tensor]:
-            hidden = self._run(made.view(x[0]), store, length)
-            return [hidden, *self._ops.top(self._logits(hidden), top_k)]
+            batch = made.view(x[0])
+            hidden = self._run(batch, store, length)
+            best = self._ops.top(self._logits(hidden), max(top_k, self._head.width))
+            anchors = batch.tokens.view(-1, length)[:, 0]
+            return [hidden, *best, *(self._guessed(anchors, hidden, best, top_k) if guess else ())]
 
         flat = staged(made.values, device)
         found = None
         if self._captures is not None:
-            key = (store, len(spans), length, top_k, made.pages)
+            key = (store, len(spans), length, top_k, guess, made.pages)
             found = self._captures.run(key, [flat], device, work)
         return work([flat.to(device)]) if found is None else found
+
+    def _guessed(
+        self, anchors: Tensor, hidden: Tensor, best: tuple[Tensor, ...], top_k: int
+    ) -> list[Tensor]:
+        """Roots, tokens, log-probabilities and perhaps those of pairs: the head's guesses, if it has any."""
+        logits, ids, total = best
+        found = Found(
+            anchors=anchors,
+            hidden=hidden,
+            ids=ids,
+            tokens=ids.int() if self._names is None else self._names[ids],
+            logits=logits,
+            total=total,
+        )
+        made = self._head.guesses(found, top_k)
+        if made is None:
+            return []
+        parts = (made.roots.contiguous(), made.tokens, made.logp, made.pair)
+        return [part for part in parts if part is not None]
 
     def _run(self, batch: StepBatch, store: RingStore, length: int) -> Tensor:
         """Hidden states of the drafted slots before the last norm, f32 [R * slots, E]."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from pydflash.draft.base import F32, I32, DraftScores
+from pydflash.kernels.ops import Guesses
 
 Tensor = torch.Tensor
 I64 = npt.NDArray[np.int64]
@@ -34,14 +35,31 @@ class Candidates:
     total: F32
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """What `Candidates` holds, of R sequences and on the device: anchors int32 [R], ids int64 and tokens
+    int32 [R * S, K], logits f32 [R * S, K], total f32 [R * S], hidden f32 [R * S, E]."""
+
+    anchors: Tensor
+    hidden: Tensor
+    ids: Tensor
+    tokens: Tensor
+    logits: Tensor
+    total: Tensor
+
+
 class Head(Protocol):
-    """Scores one sequence's candidates."""
+    """Scores candidates."""
 
     name: str
     width: int
     """Candidates wanted for each slot, or 0 for as many as are asked for."""
 
-    def scores(self, found: Candidates, top_k: int) -> DraftScores: ...
+    def scores(self, found: Candidates, top_k: int) -> DraftScores:
+        """One sequence's."""
+
+    def guesses(self, found: Found, top_k: int) -> Guesses | None:
+        """The same scores without the host; None from heads that need it."""
 
 
 class PlainHead:
@@ -52,6 +70,11 @@ class PlainHead:
 
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         return DraftScores(tokens=found.tokens, logp=found.logits - found.total[:, None])
+
+    def guesses(self, found: Found, top_k: int) -> Guesses:
+        shape = len(found.anchors), -1, found.tokens.shape[1]
+        logp = found.logits - found.total[:, None]
+        return Guesses(roots=found.anchors, tokens=found.tokens.view(shape), logp=logp.view(shape))
 
 
 def normalised(scores: F32, found: Candidates) -> F32:
@@ -91,3 +114,32 @@ def settle(tokens: I32, pair: F32, top_k: int) -> DraftScores:
             pair[np.arange(len(pair))[:, None, None], rows[:, :, None], order[:, None, :]]
         ),
     )
+
+
+def settled(tokens: Tensor, pair: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`settle` for R sequences on a device: tokens int32 [R, S, K], pair f32 [R, S, K, K]; then tokens, logp
+    and pair of the `top_k`.
+
+    The greedy path is found in a few launches: the best successor of every candidate, as a function from
+    slot to slot, is composed with the one before, then with the two before those, and so on.
+    """
+    R, S, K = tokens.shape
+    reached = pair.argmax(-1)  # of each slot, by the candidate that was taken `span` slots before
+    span = 1
+    while span < S:
+        further = reached[:, span:].gather(-1, reached[:, :-span])
+        reached = torch.cat([reached[:, :span], further], 1)
+        span *= 2
+    start = reached.new_zeros(R, 1)
+    before = torch.cat([start, reached[:, :-1, 0]], 1)
+    logp, order = (
+        pair.gather(2, before.view(R, S, 1, 1).expand(R, S, 1, K))
+        .squeeze(2)
+        .sort(dim=-1, descending=True, stable=True)
+    )
+    logp, order = logp[..., :top_k].contiguous(), order[..., :top_k]
+    kept = order.shape[-1]
+    rows = torch.cat([order[:, :1], order[:, :-1]], 1)
+    cut = pair.gather(2, rows.unsqueeze(-1).expand(R, S, kept, K))
+    cut = cut.gather(3, order.unsqueeze(2).expand(R, S, kept, kept))
+    return tokens.gather(-1, order), logp, cut

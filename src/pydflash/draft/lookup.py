@@ -40,7 +40,9 @@ class PromptLookup:
         slots = min(slots, self.slots)
         return [self._score(row.tokens, slots, top_k) for row in rows]
 
-    def start(self, rows: Sequence[DraftRow], slots: int, top_k: int) -> None:
+    def start(
+        self, rows: Sequence[DraftRow], slots: int, top_k: int, *, guess: bool = False
+    ) -> None:
         """Looking up is the host's own work."""
 
     def _score(self, tokens: Sequence[int], slots: int, top_k: int) -> DraftScores:

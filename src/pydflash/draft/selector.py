@@ -9,9 +9,9 @@ import torch
 
 from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
-from pydflash.draft.heads import Candidates, settle
+from pydflash.draft.heads import Candidates, Found, settle, settled
 from pydflash.draft.tensors import DraftTensors
-from pydflash.kernels.ops import RowKind, Span
+from pydflash.kernels.ops import Guesses, RowKind, Span
 
 Tensor = torch.Tensor
 
@@ -30,6 +30,23 @@ class SelectorHead:
         # A round looks up a few rows of each, which numpy does in no time.
         self._before = tensors.table(at + "pred_cb", cols=rank)
         self._after = tensors.table(at + "succ_cb", cols=rank)
+        on_device = [
+            torch.from_numpy(t).to(tensors.ops.device) for t in (self._before, self._after)
+        ]
+        self._tables = on_device[0], on_device[1]  # on the CPU, the same memory
+
+    def guesses(self, found: Found, top_k: int) -> Guesses:
+        rows, width = len(found.anchors), found.tokens.shape[1]
+        spans = (Span(0, len(found.tokens), RowKind.EXACT),)
+        h = self._ops.norm_linear(found.hidden, self._norm, self._eps, self._project, spans)
+        tokens = found.tokens.view(rows, -1, width)
+        anchors = found.anchors.view(rows, 1, 1).expand(rows, 1, width)
+        before, after = self._tables
+        a = before[torch.cat([anchors, tokens[:, :-1]], 1)] * h.view(*tokens.shape[:2], 1, -1)
+        pair = a @ after[found.ids].view(a.shape).float().mT
+        pair = (pair + found.logits.view(*tokens.shape[:2], 1, width)).log_softmax(-1)
+        tokens, logp, pair = settled(tokens, pair, top_k)
+        return Guesses(roots=found.anchors, tokens=tokens, logp=logp, pair=pair)
 
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape

@@ -17,16 +17,20 @@ from pydflash.state.sequence import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """A row with its state, and its proposal when it decodes."""
+    """A row with its state, and its proposal when it decodes. `nodes`: that the step holds for the proposal,
+    where that may be more than it has."""
 
     row: Row
     state: SequenceState
     proposal: Proposal | None
+    nodes: int = 0
 
     @property
     def tokens(self) -> int:
         """Tokens of the step that are this row's."""
-        return self.row.count if self.proposal is None else len(self.proposal.tokens)
+        if self.proposal is None:
+            return self.row.count
+        return self.nodes or len(self.proposal.tokens)
 
 
 def build(work: Many[RowWork], device: torch.device) -> StepBatch:

@@ -5,6 +5,7 @@ One thread drives it. Requests go in by `add`, tokens come out of `step`.
 
 import time
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from pydflash.device import Scarce
 from pydflash.draft.base import Context, DraftRow
@@ -21,6 +22,7 @@ from pydflash.sampling.ask import Ask
 from pydflash.sampling.mask import TokenMask
 from pydflash.sampling.penalties import has_penalties
 from pydflash.sampling.sampler import Sampler
+from pydflash.spec.grown import Grown, stand_in
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
@@ -135,12 +137,16 @@ class Engine:
         plan = self.scheduler.plan(self._admit)
         begun = time.perf_counter()
         early_s, self._early_s = self._early_s, 0.0
-        work = self._work(plan)
+        work, grown = self._work(plan)
         if not work:
             return []
         drafted = time.perf_counter()
         with Scarce() as memory:
-            ran = self.graphs.forward(work)
+            ran = self.graphs.forward(work, None if grown is None else grown.trees)
+            if grown is not None:  # the device is at work on what is read here
+                made = grown.read()
+                work = [replace(w, proposal=p) for w, p in zip(work, made, strict=True)]
+                drafted = time.perf_counter()
             walks = self._verify(work, ran)
         if memory.ran_out:
             return [self._give_way(work)]
@@ -172,9 +178,17 @@ class Engine:
             sequence.clock.started = time.perf_counter()
             sequence.cached = sequence.stored
 
-    def _work(self, plan: StepPlan) -> list[RowWork]:
+    def _work(self, plan: StepPlan) -> tuple[list[RowWork], Grown | None]:
+        """The step's rows; their trees, if they stand only for what the device knows."""
         # What does not need the proposals comes first: a draft may be under way.
         states = [self.states.reserve(row.sequence, row.count) for row in plan.rows]
+        grown = self._grown(plan)
+        if grown is not None:
+            blank = stand_in(grown.nodes)
+            work = [
+                RowWork(r, s, blank, grown.nodes) for r, s in zip(plan.rows, states, strict=True)
+            ]
+            return work, grown
         decoding = [r for r in plan.rows if r.phase is Phase.DECODE]
         again = sum(r.count for r in plan.rows if r.phase is Phase.RECOMPUTE)
         proposals = self._propose([r.sequence for r in decoding], again)
@@ -184,7 +198,17 @@ class Engine:
             if i < len(decoding):
                 proposal = _pruned(proposals[i], row.sequence.mask).first(row.count)
             work.append(RowWork(row, state, proposal))
-        return work
+        return work, None
+
+    def _grown(self, plan: StepPlan) -> Grown | None:
+        """Trees that the device has of its own, for a step of nothing but unconstrained drafting rows."""
+        sequences = [row.sequence for row in plan.rows if row.phase is Phase.DECODE]
+        if not sequences or len(sequences) < len(plan.rows):
+            return None
+        if any(not s.request.speculate or s.mask is not None for s in sequences):
+            return None
+        rows = [self._row(s) for s in sequences]
+        return self.proposer.grown(rows, min(row.count for row in plan.rows))
 
     def _propose(self, sequences: Many[Sequence], again: int) -> list[Proposal]:
         """A proposal for every decoding sequence: plain for those that asked for no drafts. `again`: rows
@@ -217,15 +241,14 @@ class Engine:
         at = 0
         for i, w in enumerate(work):
             if w.proposal is not None:
-                rows.append(i)
                 proposals.append(w.proposal)
             elif batches.wants_logits(w.row):
-                rows.append(i)
                 proposals.append(Proposal.root(w.row.sequence.tokens[-1]))
             else:
                 continue
+            rows.append(i)
             starts.append(at)
-            at += len(proposals[-1].tokens)
+            at += 1 if w.proposal is None else w.tokens
         sequences = [work[i].row.sequence for i in rows]
 
         def ask(r: int, drawn: list[int]) -> Ask:
@@ -322,6 +345,7 @@ class Engine:
             drawn = [d.token for d in walks[i].draws]
             outcome = Outcome(
                 proposal=w.proposal,
+                rows=w.tokens,
                 position=len(sequence.tokens) - len(drawn) - 1,
                 path=walks[i].path[: len(drawn)],
                 drawn=drawn,

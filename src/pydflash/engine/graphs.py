@@ -17,7 +17,7 @@ from pydflash.engine import batch as batches
 from pydflash.engine.batch import RowWork
 from pydflash.engine.columns import Columns, StepShape, view
 from pydflash.engine.states import States
-from pydflash.kernels.ops import PAGE_SIZE, Recurrent, Tape
+from pydflash.kernels.ops import PAGE_SIZE, Recurrent, StepBatch, Tape, Trees
 from pydflash.kernels.record import Recorder, page_widths, recorder
 from pydflash.kernels.upload import staged
 from pydflash.models.base import Model
@@ -65,6 +65,7 @@ class _Graph:
 
     shape: StepShape
     flat: Tensor
+    step: StepBatch  # what lies there
     replay: Callable[[], None]
     logits: Tensor
     best: Best
@@ -106,12 +107,12 @@ class GraphPool:
         """Forwards captured so far."""
         return len(self._graphs)
 
-    def forward(self, work: Many[RowWork]) -> Ran:
-        """One step over the model."""
+    def forward(self, work: Many[RowWork], trees: Trees | None = None) -> Ran:
+        """One step over the model. `trees`: what takes the place of the rows' proposals, on the device."""
         cols = batches.gather(work)
         bucket = self.bucket(cols)
         graph = None if bucket is None else self._graph(bucket)
-        return self._eager(cols) if graph is None else self._repeat(graph, cols)
+        return self._eager(cols, trees) if graph is None else self._repeat(graph, cols, trees)
 
     def repeater(self, work: Many[RowWork]) -> Callable[[], object]:
         """What repeats this step on the device alone, nothing gathered or copied again. For measuring."""
@@ -144,16 +145,20 @@ class GraphPool:
         for count in sorted(widths, reverse=True):
             self._graph(Bucket(count, rows, self._pages[0]))
 
-    def _eager(self, cols: Columns) -> Ran:
+    def _eager(self, cols: Columns, trees: Trees | None = None) -> Ran:
         batch = batches.place(cols, self.device)
+        if trees is not None:
+            self._states.kv.ops.plant(trees, batch)
         output = self._model.forward(batch, self._states.layers, frozenset(self.taps))
         return Ran(output.logits, self._joined(output.taps), lasts=True)
 
-    def _repeat(self, graph: _Graph, cols: Columns) -> Ran:
+    def _repeat(self, graph: _Graph, cols: Columns, trees: Trees | None = None) -> Ran:
         count = len(cols.tokens)
         assert self._scratch is not None
         cols.pad(graph.shape.tokens, graph.shape.rows - 1, self._scratch)
         graph.flat.copy_(staged(cols.flat(graph.shape), self.device), non_blocking=True)
+        if trees is not None:
+            self._states.kv.ops.plant(trees, graph.step)
         graph.replay()
         for layer, tape in graph.tapes:
             layer.tape = tape
@@ -198,6 +203,7 @@ class GraphPool:
         return _Graph(
             shape=shape,
             flat=flat,
+            step=step,
             replay=replay,
             logits=results[0],
             best=(results[1], results[2], results[3]),

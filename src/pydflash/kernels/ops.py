@@ -268,19 +268,6 @@ class Trees:
     weights: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Walks:
-    """Walks through R trees by the best token of each node.
-
-    path int32 [R, A]: the nodes, root first; drawn int32 [R, A]: the token drawn at each, -1 where a node's
-    logits are not sound, which ends the walk; counts int32 [R]: nodes. Beyond it both are -1.
-    """
-
-    path: Tensor
-    drawn: Tensor
-    counts: Tensor
-
-
 MIN_WEIGHT_SUM = 2.0**-14
 """Sums of chosen probabilities are at least this before they divide."""
 
@@ -386,10 +373,9 @@ class OpTable:
     calibrate(values [R, S, K], totals [R, S], shift f64 [D + 1, B], low) -> [2, R, S, K]: log-probabilities
         of a drafter's logits (of logsumexp `totals`) as `spec.calibration` maps them, on the best path and
         off it
-    lineage(trees, places int32 [R, N] or None, depths) -> int32 [R, N, depths]: each node's path from the
-        root by depth, as node numbers or their `places`, -1 beyond the node
-    walk_trees(trees, best int32 [R * N], sound bool [R * N], depths) -> Walks of A = depths: `argmax`'s
-        tokens of every node's logits, followed from the root
+    plant(trees, batch) writes R trees of N nodes into a step of which they are the first R rows, N tokens
+        each: tokens, positions, parents, ancestors. Its base and write_slots are there already, and its
+        ancestors are wide enough. Nodes from counts on become roots, which nothing follows
     moe(x [T, E], norm [E], eps, args, spans) -> [T, E]: x + the experts' sum for rms_norm(x) * norm; may
         overwrite and return x
     """
@@ -432,8 +418,7 @@ class OpTable:
         "grow_trees"
     )
     calibrate: Callable[[Tensor, Tensor, Tensor, int], Tensor] = Missing("calibrate")
-    lineage: Callable[[Trees, Tensor | None, int], Tensor] = Missing("lineage")
-    walk_trees: Callable[[Trees, Tensor, Tensor, int], Walks] = Missing("walk_trees")
+    plant: Callable[[Trees, StepBatch], None] = Missing("plant")
 
     def require(self, *ops: str) -> None:
         """Raise UnsupportedError, before anything is loaded, for the first op this table lacks."""

@@ -132,7 +132,8 @@ def build_speculator(
         measure_steps(graphs, states, min(drafting.settings.max_nodes, max_ctx)),
         _measure_drafts(drafter, states),
     )
-    return Speculator(drafter, Policy(drafting.settings, cost))
+    ops = states.kv.ops if graphs.captures else None
+    return Speculator(drafter, Policy(drafting.settings, cost), ops)
 
 
 def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, float]]:

@@ -81,6 +81,11 @@ class Policy:
         """Is drafting believed not to pay? Then a drafted round is a probe, and its loss has to be earned."""
         return self.settings.mode == "adaptive" and self.gain <= 0.0
 
+    @property
+    def candidates(self) -> int:
+        """Of a slot, that trees may hold."""
+        return 1 if self.settings.mode == "chain" else self.settings.top_k
+
     def hope_anew(self) -> None:
         """A new text begins: what did not pay for the last one may pay for this."""
         self._hope = max(self._hope, HOPE)
@@ -98,6 +103,13 @@ class Policy:
             return most
         return self._useful(sequences, context, beside)
 
+    def nodes(self, sequences: int, slots: int) -> int:
+        """Nodes of each tree, the root included, where that is known before the scores are; else 0."""
+        s = self.settings
+        if s.mode == "adaptive" or s.temperature != 1.0:
+            return 0
+        return 1 + self._budget(sequences, slots, s.max_nodes)
+
     def trees(
         self,
         roots: Sequence[int],
@@ -112,16 +124,13 @@ class Policy:
         limits = [min(s.max_nodes, x) for x in limits or [s.max_nodes] * len(roots)]
         if s.mode == "adaptive":
             return self._grow(roots, scores, limits, context, beside)
-        room = max(s.max_rows - len(roots), 0) // max(len(roots), 1)
         out = []
         for root, given, limit in zip(roots, scores, limits, strict=True):
-            chain = s.mode == "chain"
-            budget = min(given.slots if chain else s.budget, limit - 1, room)
             tree = build_tree(
                 root,
                 given,
-                budget,
-                top_k=1 if chain else s.top_k,
+                self._budget(len(roots), given.slots, limit),
+                top_k=self.candidates,
                 tau=s.tau,
                 chain_seed=s.chain_seed,
                 temperature=s.temperature,
@@ -165,6 +174,12 @@ class Policy:
         spent = self.cost.draft_s(slots, sequences) + self.cost.step_s(rows, context)
         tokens_a_row = sum(map(len, drawn)) / sequences
         self._account(tokens_a_row, spent / plain, better if slots else None)
+
+    def _budget(self, sequences: int, slots: int, limit: int) -> int:
+        """Nodes besides the root of a tree of fixed size. `limit`: with the root."""
+        s = self.settings
+        room = max(s.max_rows - sequences, 0) // max(sequences, 1)
+        return min(slots if s.mode == "chain" else s.budget, limit - 1, room)
 
     def _account(self, tokens: float, steps: float, better: float | None) -> None:
         """`tokens` a row for the time of `steps` plain steps; `better` is None for a plain round.

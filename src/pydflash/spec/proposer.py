@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pydflash.draft.base import Context, DraftRow
+from pydflash.spec.grown import Grown
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.stats import DraftStats
 
@@ -17,6 +18,7 @@ class Outcome:
     """
 
     proposal: Proposal
+    rows: int  # of the step, that were kept for it
     position: int
     path: Sequence[int]
     drawn: Sequence[int]
@@ -34,7 +36,7 @@ class Spent:
 
 
 class Proposer(Protocol):
-    """Proposes what may follow each row's tokens."""
+    """Proposes what may follow each row's tokens. A round asks for `grown` first, then for `propose`."""
 
     @property
     def max_nodes(self) -> int:
@@ -43,6 +45,12 @@ class Proposer(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs the contexts are to be given, ascending."""
+
+    def grown(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
+        """The trees of a step for these rows alone, if a device is growing them; of at most `limit` nodes.
+
+        None: `propose`.
+        """
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         """A proposal for each row, its root being the row's last (pending) token.
@@ -67,6 +75,9 @@ class PlainProposer:
 
     max_nodes = 1
     taps = ()
+
+    def grown(self, rows: Sequence[DraftRow], limit: int) -> None:
+        pass
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         return [Proposal.root(row.tokens[-1]) for row in rows]

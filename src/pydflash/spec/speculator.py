@@ -6,8 +6,13 @@ It decides how many tokens one pass may settle, never which: the target's own dr
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from pydflash.device import Scarce
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores, Started
+from pydflash.kernels.ops import Guesses, OpTable, Trees
+from pydflash.kernels.upload import ints, upload
+from pydflash.spec.grown import Grown
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
 from pydflash.spec.proposal import Proposal
@@ -26,9 +31,11 @@ class Speculator:
     `on_round` is called for every row of every round, for those who want to watch.
     """
 
-    def __init__(self, drafter: Drafter, policy: Policy) -> None:
+    def __init__(self, drafter: Drafter, policy: Policy, ops: OpTable | None = None) -> None:
+        """`ops`: of the device that may grow trees by itself; None: they are grown here."""
         self.drafter = drafter
         self.policy = policy
+        self._ops = ops
         self.on_round: Callable[[RoundTrace], None] | None = None
         self._monitor = Monitor(drafter.name) if drafter.taps else None  # look-ups fit any model
         self._slots = 0
@@ -42,6 +49,23 @@ class Speculator:
     @property
     def taps(self) -> tuple[int, ...]:
         return self.drafter.taps
+
+    def grown(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
+        """Trees that `prepare` began to grow, if it was for these rows and they are small enough."""
+        ahead = self._ahead
+        if ahead is None or ahead.trees is None or not ahead.is_for(rows):
+            return None
+        if ahead.trees.tokens.shape[1] > limit:
+            return None
+        self._ahead = None
+        if any(row.fresh for row in rows):
+            self.policy.hope_anew()
+        self._slots = ahead.slots
+
+        def on_read(made: list[Proposal]) -> None:
+            self._scores = ahead.started.scores()
+
+        return Grown(ahead.trees, on_read)
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         """A tree for each row, or the pending token alone where drafting would not pay."""
@@ -78,9 +102,12 @@ class Speculator:
         if not slots:
             return
         with Scarce():  # without memory for it the next round tries again, and says so
-            started = self.drafter.start(rows, slots, self.policy.settings.top_k)
+            nodes = 0 if self._ops is None or beside else self.policy.nodes(len(rows), slots)
+            top_k = self.policy.settings.top_k
+            started = self.drafter.start(rows, slots, top_k, guess=nodes > 1)
             if started is not None:
-                self._ahead = _Ahead(rows, slots, started)
+                trees = self._trees(started.guesses, nodes)
+                self._ahead = _Ahead(rows, slots, started, trees)
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -104,10 +131,21 @@ class Speculator:
         """How many slots to draft for these rows, which may be none."""
         return min(self.policy.slots(len(rows), _context(rows), beside), self.drafter.slots)
 
+    def _trees(self, guesses: Guesses | None, nodes: int) -> Trees | None:
+        """Trees of `nodes` nodes from guesses on the device, there and at once."""
+        if guesses is None or self._ops is None:
+            return None
+        s, device = self.policy.settings, self._ops.device
+        budgets = ints([nodes - 1] * len(guesses.roots), device)
+        tau = None if s.tau is None else upload(np.array([s.tau]), device)
+        return self._ops.grow_trees(
+            guesses, budgets, nodes, self.policy.candidates, s.chain_seed, tau
+        )
+
     def _learn(self, outcomes: Sequence[Outcome], spent: Spent) -> None:
         alone = not spent.prefill  # the times are the round's own
         context = _mean([o.position for o in outcomes])
-        beside = spent.rows - sum(len(o.proposal.tokens) for o in outcomes)
+        beside = spent.rows - sum(o.rows for o in outcomes)
         self.policy.observe(
             self._scores,
             [o.drawn for o in outcomes],
@@ -139,9 +177,12 @@ class Speculator:
 class _Ahead:
     """A draft that was started for rows as they were then: of these contexts after these tokens."""
 
-    def __init__(self, rows: Sequence[DraftRow], slots: int, started: Started) -> None:
+    def __init__(
+        self, rows: Sequence[DraftRow], slots: int, started: Started, trees: Trees | None
+    ) -> None:
         self.slots = slots
         self.started = started
+        self.trees = trees  # that the device grows from it
         self._rows = rows
         self._lengths = [len(row.tokens) for row in rows]  # the lists grow, and do nothing else
 

@@ -9,6 +9,7 @@ import torch
 from pydflash.kernels.ops import AttnArgs, PagedKV, RowKind, StepBatch
 from pydflash.kernels.ref import attention as ref
 from pydflash.kernels.triton.attention import attention
+from tests.backends import large
 from tests.kernels.cpu_cases import Row
 from tests.kernels.triton.attention_cases import (
     args_of,
@@ -141,7 +142,7 @@ def test_contexts_of_many_chunks(device: torch.device) -> None:
     """More chunks than are summed at once."""
     base = 17 * 256 + 3
     pages = tuple(torch.randperm(base // 32 + 1).tolist())
-    args = args_of(2, 1, 32) if device.type == "cpu" else args_of(24, 4, 256)
+    args = args_of(24, 4, 256) if large(device) else args_of(2, 1, 32)
     kv = paged_random(args, len(pages))
     batch, qkv = step(Row(base, 2, pages)), random_qkv(args, 2)
     got = run(device, qkv, kv, args, batch)
@@ -203,7 +204,7 @@ def test_nodes_have_the_bits_of_plain_decoding(
     kv = filled(args, [tree, *others], k, k)
     qkv = random_qkv(args, 13)
     got = run(device, qkv, kv, args, step(tree, *others, ancestors=True))
-    for leaf in (4, 8) if device.type == "cpu" else range(9):
+    for leaf in range(9) if large(device) else (4, 8):
         path = [leaf]
         while TREE[path[0]] >= 0:
             path.insert(0, TREE[path[0]])

@@ -8,6 +8,7 @@ import torch
 
 from pydflash.kernels.ops import DeltaArgs, Paths, Recurrent, RowKind, Span, StepBatch
 from pydflash.kernels.ref.delta import delta as reference
+from tests.backends import large
 from tests.kernels.test_ref_delta import args as random_args
 
 Tensor = torch.Tensor
@@ -24,13 +25,14 @@ SIZES = [
     (3, 3, 64, 8, 2),
     (1, 1, 128, 40, 4),
     (1, 3, 24, 4, 2),
+    (1, 2, 8, 8, 4),
 ]
 REAL = (16, 48, 128, 128, 4)
 
 
 def sizes_on(device: torch.device, small: tuple[int, ...]) -> tuple[int, ...]:
     """A GPU has time for the shape that matters."""
-    return REAL if device.type == "cuda" else small
+    return REAL if large(device) else small
 
 
 def args_on(device: torch.device, sizes: tuple[int, ...]) -> DeltaArgs:
@@ -178,7 +180,7 @@ def test_any_tree_in_any_company(device: torch.device) -> None:
     dice = torch.Generator().manual_seed(3)
     sizes = sizes_on(device, (1, 2, 16, 4, 3))
     layers = [(args_on(device, sizes), store(args_on(device, sizes), 6)) for _ in range(2)]
-    for _ in range(1 if device.type == "cpu" else 20):
+    for _ in range(20 if large(device) else 1):
         counts = [1, *torch.randint(3, 7, (2,), generator=dice).tolist(), 0, 0, 3]
         own = [
             [int(torch.randint(-1, i, (1,), generator=dice)) if i else -1 for i in range(n)]

@@ -5,6 +5,7 @@ import torch
 
 from pydflash.kernels.triton import flow, pointwise
 from pydflash.kernels.triton.weights import packed_of
+from tests.backends import large
 from tests.kernels.triton.test_products import made
 
 Tensor = torch.Tensor
@@ -31,7 +32,7 @@ def test_norm_with_the_sum(device: torch.device, rows: int) -> None:
 
 def test_many_wide_rows_again_and_again(device: torch.device) -> None:
     """Whichever program of a row is done last: on a GPU they race."""
-    N, rows, rounds = (5120, 64, 200) if device.type == "cuda" else (1100, 3, 1)
+    N, rows, rounds = (5120, 64, 200) if large(device) else (1100, 3, 1)
     weight, _ = made(device, ["Q8_0"], 96, N)
     parts = torch.randn(2, rows, N, device=device)
     counts = packed_of(weight).slot_counts.clone().fill_(2)

@@ -9,6 +9,7 @@ from pydflash.kernels.triton import pointwise
 from pydflash.kernels.triton.attention import attention
 from pydflash.kernels.triton.delta import delta
 from pydflash.kernels.triton.sums import Sums
+from tests.backends import large
 from tests.kernels.cpu_cases import Row
 from tests.kernels.triton.attention_cases import (
     args_of,
@@ -48,7 +49,7 @@ def parted(like: Tensor) -> tuple[Sums, Tensor]:
 @pytest.mark.parametrize("sizes", [(2, 4, 16, 16, 4), (1, 1, 128, 40, 4)])
 @pytest.mark.parametrize("tree", [True, False])
 def test_delta(device: torch.device, sizes: tuple[int, ...], tree: bool) -> None:
-    a = args_on(device, REAL if device.type == "cuda" and sizes[0] == 2 else sizes)
+    a = args_on(device, REAL if large(device) and sizes[0] == 2 else sizes)
     count = len(TREE) if tree else 1
     batch = delta_step(device, [(count, EXACT)], TREE if tree else None)
     sums, whole = parted(mixed(a, count))

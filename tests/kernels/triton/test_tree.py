@@ -5,14 +5,17 @@ import pytest
 import torch
 
 from pydflash.draft.base import DraftScores
-from pydflash.kernels.ops import Guesses, Trees, Walks
+from pydflash.engine.columns import StepShape, view
+from pydflash.kernels.ops import Guesses, Trees
 from pydflash.kernels.ref import calibrate as ref_calibrate
 from pydflash.kernels.ref import tree as ref
 from pydflash.kernels.triton import calibrate as fast_calibrate
+from pydflash.kernels.triton import plant as fast_plant
 from pydflash.kernels.triton import tree as fast
 from pydflash.spec.calibration import LOW, Calibration
 from pydflash.spec.ddtree import Growth, build_tree
 from pydflash.spec.proposal import Proposal
+from tests.backends import large
 
 FORMS = {"triton": fast, "ref": ref}
 TOP_K = 3
@@ -70,8 +73,8 @@ def proposals(trees: Trees) -> list[Proposal]:
 def test_node_for_node_the_hosts_tree(
     form: object, device: torch.device, pair: bool, ties: bool, chain: bool
 ) -> None:
-    seeds = 3 if device.type == "cpu" else 40
-    budgets = [0, 1, 4, 9, 14][: seeds + 1] if device.type == "cpu" else [*range(seeds)]
+    seeds = 40 if large(device) else 3
+    budgets = [*range(seeds)] if large(device) else [0, 1, 4, 9, 14][: seeds + 1]
     for tau in (None, 2.0):
         given = [scores(4, 5, i, pair=pair, ties=ties) for i in range(len(budgets))]
         trees = form.grow_trees(  # type: ignore[attr-defined]
@@ -144,54 +147,42 @@ def random_trees(rows: int, nodes: int, device: torch.device) -> Trees:
     )
 
 
-def test_lineage(form: object, device: torch.device) -> None:
-    trees = random_trees(3, 17, device)
-    depths = int(trees.depth.max()) + 2
-    places = torch.randint(0, 1000, (3, 17), dtype=torch.int32).to(device)
-    nodes = form.lineage(trees, None, depths)  # type: ignore[attr-defined]
-    named = form.lineage(trees, places, depths)  # type: ignore[attr-defined]
-    assert nodes.dtype == torch.int32
+def test_planted_trees_are_what_the_host_would_have_sent(
+    form: object, device: torch.device
+) -> None:
+    rows, nodes, more = 3, 17, 4
+    trees = random_trees(rows, nodes, device)
+    tokens, depths = rows * nodes + more, int(trees.depth.max()) + 3
+    shape = StepShape(tokens=tokens, rows=rows + 1, pages=2, depth=depths, logits=tokens)
+    flat = torch.full((sum(shape.sizes),), -7, dtype=torch.int32, device=device)
+    batch = view(flat, shape, (), (), ())
+    places = torch.randperm(1000)[:tokens].int().to(device)
+    base = torch.tensor([5, 0, 700, 0], dtype=torch.int32, device=device)
+    batch.write_slots.copy_(places)
+    batch.base.copy_(base)
+    before = flat.clone()
+    (fast_plant if form is fast else ref).plant(trees, batch)
+    assert batch.ancestors is not None
+    assert batch.parents is not None
     for r, proposal in enumerate(proposals(trees)):
-        for n in range(len(proposal.tokens)):
-            path = proposal.path(n)
-            blank = [-1] * (depths - len(path))
-            assert nodes[r, n].tolist() == path + blank
-            assert named[r, n].tolist() == [int(places[r, p]) for p in path] + blank
-
-
-def walked(proposal: Proposal, best: list[int], sound: list[bool]) -> tuple[list[int], list[int]]:
-    path, drawn = [0], []
-    while sound[path[-1]]:
-        drawn.append(best[path[-1]])
-        child = proposal.children().get((path[-1], drawn[-1]))
-        if child is None:
-            return path, drawn
-        path.append(child)
-    return path, [*drawn, -1]
-
-
-def test_walks(form: object, device: torch.device) -> None:
-    trees = random_trees(3, 17, device)
-    depths = int(trees.depth.max()) + 1
-    lengths = set()
-    for seed in range(8):
-        dice = np.random.default_rng(seed)
-        best, sound = dice.integers(0, 2, 51), dice.random(51) > 0.1
-        walks: Walks = form.walk_trees(  # type: ignore[attr-defined]
-            trees,
-            torch.from_numpy(best).int().to(device),
-            torch.from_numpy(sound).to(device),
-            depths,
-        )
-        for r, proposal in enumerate(proposals(trees)):
-            own = slice(17 * r, 17 * r + 17)
-            path, drawn = walked(proposal, best[own].tolist(), sound[own].tolist())
-            blank = [-1] * (depths - len(path))
-            assert walks.path[r].tolist() == path + blank
-            assert walks.drawn[r].tolist() == drawn + blank
-            assert walks.counts[r] == len(path)
-            lengths.add(len(path))
-    assert len(lengths) > 3
+        first, blanks = r * nodes, nodes - len(proposal.tokens)
+        own = slice(first, first + nodes)
+        assert batch.tokens[own].tolist() == [*proposal.tokens, *[0] * blanks]
+        depth = [*proposal.depth, *[0] * blanks]
+        assert batch.positions[own].tolist() == [int(base[r]) + d for d in depth]
+        parents = [p if p < 0 else first + p for p in proposal.parents]
+        assert batch.parents[own].tolist() == [*parents, *[-1] * blanks]
+        for n in range(nodes):
+            path = proposal.path(n) if n < len(proposal.tokens) else [n]
+            line = [int(places[first + p]) for p in path]
+            assert batch.ancestors[first + n].tolist() == line + [-1] * (depths - len(line))
+    after = view(flat, shape, (), (), ())
+    untouched = view(before, shape, (), (), ())
+    for name in ("tokens", "positions", "parents", "ancestors"):
+        mine, old = getattr(after, name), getattr(untouched, name)
+        assert torch.equal(mine[rows * nodes :], old[rows * nodes :])
+        mine[: rows * nodes] = old[: rows * nodes]
+    assert torch.equal(flat, before), "nothing else was written"
 
 
 @pytest.mark.parametrize("form", [fast_calibrate, ref_calibrate])

@@ -23,7 +23,7 @@ from pydflash.kernels.ref.delta import delta, delta_commit
 from pydflash.kernels.ref.pointwise import activate, rms_norm
 from pydflash.kernels.ref.shortlist import shortlist
 from pydflash.kernels.ref.top import top
-from pydflash.kernels.ref.tree import grow_trees, lineage, walk_trees
+from pydflash.kernels.ref.tree import grow_trees, plant
 from pydflash.quant.formats import FORMATS
 
 Tensor = torch.Tensor
@@ -96,6 +96,5 @@ def build_ops(device: torch.device) -> OpTable:
         shortlist=shortlist,
         grow_trees=grow_trees,
         calibrate=calibrate,
-        lineage=lineage,
-        walk_trees=walk_trees,
+        plant=plant,
     )

@@ -1,4 +1,4 @@
-"""Draft trees on tensors: grown best first, traced to the root, walked by the best tokens. The specification.
+"""Draft trees on tensors: grown best first, and written into a step. The specification.
 
 Weights are sums in float64, in the order in which `spec.ddtree.Growth` adds; of equals, what was found first.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pydflash.kernels.ops import Guesses, Trees, Walks
+from pydflash.kernels.ops import Guesses, StepBatch, Trees
 
 Tensor = torch.Tensor
 Row = Sequence[tuple[int, float]]  # candidates below one parent and their log-probabilities
@@ -45,53 +45,30 @@ def grow_trees(
     )
 
 
-def lineage(trees: Trees, places: Tensor | None, depths: int) -> Tensor:
-    """See `OpTable.lineage`."""
+def plant(trees: Trees, batch: StepBatch) -> None:
+    """See `OpTable.plant`."""
     rows, nodes = trees.parents.shape
     parents, depth = trees.parents.tolist(), trees.depth.tolist()
-    out = torch.full((rows, nodes, depths), -1, dtype=torch.int32)
+    ancestors = batch.ancestors
+    assert ancestors is not None
+    assert batch.parents is not None
+    own = slice(0, rows * nodes)
+    batch.tokens[own] = trees.tokens.view(-1)
+    batch.positions[own] = (batch.base[:rows, None] + trees.depth).view(-1)
+    ancestors[own] = -1
     for r in range(rows):
         for node in range(nodes):
-            at = node
+            at, up = node, parents[r][node]
+            batch.parents[r * nodes + node] = -1 if up < 0 else r * nodes + up
             while at >= 0:
-                out[r, node, depth[r][at]] = at if places is None else places[r, at]
+                ancestors[r * nodes + node, depth[r][at]] = batch.write_slots[r * nodes + at]
                 at = parents[r][at]
-    return out.to(trees.parents.device)
-
-
-def walk_trees(trees: Trees, best: Tensor, sound: Tensor, depths: int) -> Walks:
-    """See `OpTable.walk_trees`."""
-    rows, nodes = trees.parents.shape
-    path = torch.full((rows, depths), -1, dtype=torch.int32)
-    drawn = torch.full((rows, depths), -1, dtype=torch.int32)
-    tokens, parents = trees.tokens.tolist(), trees.parents.tolist()
-    counts = []
-    for r in range(rows):
-        node, count = 0, 0
-        while True:
-            path[r, count] = node
-            count += 1
-            if not sound[r * nodes + node]:
-                break
-            token = int(best[r * nodes + node])
-            drawn[r, count - 1] = token
-            children = [i for i in range(nodes) if parents[r][i] == node and tokens[r][i] == token]
-            if not children or count == depths:
-                break
-            node = children[0]
-        counts.append(count)
-    device = trees.tokens.device
-    return Walks(
-        path=path.to(device),
-        drawn=drawn.to(device),
-        counts=torch.tensor(counts, dtype=torch.int32, device=device),
-    )
 
 
 def _rows(guesses: Guesses, r: int, top_k: int) -> Callable[[int, int, bool], Row]:
     """What may stand in a slot below a parent that is a candidate, and whether on the best path."""
     if guesses.pair is not None:
-        pair = guesses.pair[r].sort(dim=-1, descending=True, stable=True)
+        pair = guesses.pair[r].nan_to_num(nan=-math.inf).sort(dim=-1, descending=True, stable=True)
         logps, ids = pair.values.tolist(), pair.indices.tolist()
 
         def conditional(slot: int, candidate: int, on: bool) -> Row:

@@ -110,8 +110,9 @@ def _exact_rows(
         DV=DV,
         W=args.conv.shape[1],
         SLOTS=mixed.slots,
-        BLOCK_K=block_k,
-        BLOCK_V=block_v,
+        # In narrower blocks lanes would write copies of a number over one another.
+        BLOCK_K=max(block_k, 64),
+        BLOCK_V=max(block_v, 64),
         BLOCK_NODES=BLOCK_NODES,
         HAS_PARENTS=has_parents,
         num_warps=1,
@@ -136,7 +137,7 @@ def _exact_rows(
         HV=HV,
         DK=DK,
         DV=DV,
-        BLOCK_K=block_k,
+        BLOCK_K=max(block_k, 4 * LANES),  # a lane takes four rows at a time
         BLOCK_V=min(BLOCK_V, block_v),
         LANES=LANES,
         HAS_PARENTS=has_parents,

@@ -15,11 +15,12 @@ from pydflash.kernels.triton.delta_commit import delta_commit, delta_commit_all
 from pydflash.kernels.triton.embed import embed
 from pydflash.kernels.triton.moe import moe
 from pydflash.kernels.triton.pack import FORMATS, held_bytes
+from pydflash.kernels.triton.plant import plant
 from pydflash.kernels.triton.rope_store import store_kv
 from pydflash.kernels.triton.shortlist import shortlist
 from pydflash.kernels.triton.slots import copy_slots
 from pydflash.kernels.triton.top import top
-from pydflash.kernels.triton.tree import grow_trees, lineage, walk_trees
+from pydflash.kernels.triton.tree import grow_trees
 from pydflash.quant.tensor import QuantTensor
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,5 @@ def build_ops(device: torch.device, host_tables: bool = False) -> OpTable:
         shortlist=shortlist,
         grow_trees=grow_trees,
         calibrate=calibrate,
-        lineage=lineage,
-        walk_trees=walk_trees,
+        plant=plant,
     )

@@ -22,7 +22,7 @@ _ACTS = {"silu": 0, "gelu": 1}
 @triton.jit
 def saturated(x):
     """f32 to f16 without infinities."""
-    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+    return tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Draft trees on the device: grown best first, traced to the root, walked by the best tokens.
+"""Draft trees grown on the device, best first.
 
 One warp grows a tree, node for node as the host's builder does: sums in float64 in the same order, and of
 equal weights the one found first. Sizes are shapes; how many nodes each sequence gets is read on the device.
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pydflash.kernels.ops import Guesses, Trees, Walks
+from pydflash.kernels.ops import Guesses, Trees
 
 Tensor = torch.Tensor
 
@@ -19,7 +19,9 @@ def order_kernel(pair_ptr, logp_ptr, ids_ptr, K, BLOCK: tl.constexpr):
     i_line = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     row = tl.load(pair_ptr + i_line * K + o, mask=o < K, other=float("-inf"))
+    row = tl.where(row == row, row, float("-inf"))  # a damaged drafter proposes nothing
     column = tl.load(pair_ptr + i_line * K + o, mask=o < K, other=float("-inf"))
+    column = tl.where(column == column, column, float("-inf"))
     above = (column[None, :] > row[:, None]) | (
         (column[None, :] == row[:, None]) & (o[None, :] < o[:, None])
     )
@@ -161,56 +163,6 @@ def grow_kernel(
     tl.store(counts_ptr + i_r, count)
 
 
-@triton.jit
-def lineage_kernel(
-    parents_ptr, depth_ptr, places_ptr, out_ptr, nodes, depths, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """A program a tree: every node's path, from its own depth up to the root."""
-    i_r = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
-    mask = o < nodes
-    own = tl.load(depth_ptr + i_r * nodes + o, mask=mask, other=0)
-    at = o
-    for step in range(depths):
-        depth = depths - 1 - step
-        on = depth <= own
-        name = at
-        if HAS_PLACES:
-            name = tl.load(places_ptr + i_r * nodes + at, mask=mask, other=0)
-        out = out_ptr + (i_r * nodes + o) * depths + depth
-        tl.store(out, tl.where(on, name, -1), mask=mask)
-        at = tl.where(
-            on, tl.load(parents_ptr + i_r * nodes + at, mask=mask & (depth > 0), other=0), at
-        )
-        at = tl.maximum(at, 0)
-
-
-@triton.jit
-def walk_kernel(
-    tokens_ptr, parents_ptr, best_ptr, sound_ptr, path_ptr, drawn_ptr, counts_ptr, nodes, depths,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A program a tree: from the root to the child that carries the best token, while there is one."""
-    i_r = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
-    mask = o < nodes
-    tokens = tl.load(tokens_ptr + i_r * nodes + o, mask=mask, other=-1)
-    parents = tl.load(parents_ptr + i_r * nodes + o, mask=mask, other=-1)
-    node = tl.zeros((), tl.int32)
-    count = tl.zeros((), tl.int32)
-    for step in range(depths):
-        alive = node < nodes
-        at = i_r * nodes + tl.where(alive, node, 0)
-        sound = tl.load(sound_ptr + at).to(tl.int32) != 0
-        token = tl.where(alive & sound, tl.load(best_ptr + at), -1)
-        tl.store(path_ptr + i_r * depths + step, tl.where(alive, node, -1))
-        tl.store(drawn_ptr + i_r * depths + step, token)
-        count += alive.to(tl.int32)
-        child = tl.min(tl.where((parents == node) & (tokens == token) & mask, o, nodes), 0)
-        node = tl.where(alive & sound, child, nodes)
-    tl.store(counts_ptr + i_r, count)
-
-
 def grow_trees(
     guesses: Guesses, budgets: Tensor, nodes: int, top_k: int, chain: bool, tau: Tensor | None
 ) -> Trees:
@@ -255,42 +207,3 @@ def grow_trees(
         num_warps=1,
     )
     return Trees(tokens=tokens, parents=parents, depth=depth, counts=counts, weights=weights)
-
-
-def lineage(trees: Trees, places: Tensor | None, depths: int) -> Tensor:
-    """See `OpTable.lineage`."""
-    R, nodes = trees.parents.shape
-    out = trees.parents.new_empty((R, nodes, depths))
-    lineage_kernel[(R,)](
-        trees.parents,
-        trees.depth,
-        trees.parents if places is None else places,
-        out,
-        nodes,
-        depths,
-        places is not None,
-        triton.next_power_of_2(nodes),
-        num_warps=1,
-    )
-    return out
-
-
-def walk_trees(trees: Trees, best: Tensor, sound: Tensor, depths: int) -> Walks:
-    """See `OpTable.walk_trees`."""
-    R, nodes = trees.parents.shape
-    make = trees.parents.new_empty
-    path, drawn, counts = make((R, depths)), make((R, depths)), make(R)
-    walk_kernel[(R,)](
-        trees.tokens,
-        trees.parents,
-        best,
-        sound,
-        path,
-        drawn,
-        counts,
-        nodes,
-        depths,
-        triton.next_power_of_2(nodes),
-        num_warps=1,
-    )
-    return Walks(path=path, drawn=drawn, counts=counts)

@@ -1,0 +1,38 @@
+"""Grown: trees that a device grows from its own draft, verified before the host has seen them.
+
+The host sizes them beforehand and reads them while the target already works at them.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from pydflash.kernels.ops import Trees
+from pydflash.kernels.upload import Fetch
+from pydflash.spec.proposal import Proposal
+
+
+class Grown:
+    """One tree of up to `nodes` nodes for each row, in order. `trees` may be changed until `read`."""
+
+    def __init__(self, trees: Trees, on_read: Callable[[list[Proposal]], None]) -> None:
+        self.trees = trees
+        self.nodes = trees.tokens.shape[1]
+        self._on_read = on_read
+
+    def read(self) -> list[Proposal]:
+        """What was grown. Waits for the draft, not for what the device does after it. To be called once."""
+        t = self.trees
+        parts = Fetch([t.tokens, t.parents, t.depth, t.counts]).arrays()
+        tokens, parents, depth, counts = (part.tolist() for part in parts)
+        made = [
+            Proposal(tuple(tokens[r][:n]), tuple(parents[r][:n]), tuple(depth[r][:n]))
+            for r, n in enumerate(counts)
+        ]
+        self._on_read(made)
+        return made
+
+
+@cache
+def stand_in(nodes: int) -> Proposal:
+    """A proposal of so many nodes and of the most depth, to lay out a step whose trees are not known yet."""
+    return Proposal.chain([0] * nodes)

@@ -1,0 +1,176 @@
+"""Trees that the device grows from its own draft and verifies before the host has seen them: the host's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pydflash.draft.base import DraftRow, DraftScores
+from pydflash.draft.config import SelectorConfig
+from pydflash.draft.heads import settle, settled
+from pydflash.engine.engine import Engine
+from pydflash.engine.request import Request
+from pydflash.kernels.record import Again
+from pydflash.sampling.params import SamplingParams
+from pydflash.spec.grown import Grown
+from pydflash.spec.speculator import Speculator
+from tests.backends import ON_GPU
+from tests.spec.test_engine_draft import TREES, network, some
+from tests.spec.test_engine_exact import make_engine, run
+from tests.tiny.draft import tiny_config
+from tests.tiny.gguf import tiny_gguf
+
+SLOW = "triton" if ON_GPU else "ref"
+GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
+
+
+@pytest.fixture(params=["llama", "qwen35"], scope="module")
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("grown") / "tiny.gguf", request.param)
+
+
+class Watch:
+    """The trees that an engine takes from the device, and those that its host grows."""
+
+    def __init__(self, engine: Engine) -> None:
+        proposer = engine.proposer
+        assert isinstance(proposer, Speculator)
+        self.grown: list[Grown] = []
+        self.asked = self.hosts = 0
+        self._grown, self._trees = proposer.grown, proposer.policy.trees
+        proposer.grown = self.take  # type: ignore[method-assign]
+        proposer.policy.trees = self.host  # type: ignore[method-assign]
+
+    def take(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
+        self.asked += 1
+        made = self._grown(rows, limit)
+        if made is not None:
+            self.grown.append(made)
+        return made
+
+    def host(self, *args: object, **more: object) -> object:
+        self.hosts += 1
+        return self._trees(*args, **more)  # type: ignore[arg-type]
+
+
+def engine_of(
+    path: Path,
+    tree: str = "bushy",
+    *,
+    selector: bool = False,
+    captured: bool = False,
+    **more: object,
+) -> tuple[Engine, Watch]:
+    extra = {"selector": SelectorConfig(rank=8, top_k=5)} if selector else {}
+    record = None if ON_GPU else Again()
+    drafts = network(tiny_config(block_size=6, **extra), TREES[tree], record=record)  # type: ignore[arg-type]
+    engine = make_engine(
+        path,
+        ops=SLOW,
+        speculate=drafts,
+        record=record if captured else None,
+        **more,  # type: ignore[arg-type]
+    )
+    return engine, Watch(engine)
+
+
+@pytest.mark.parametrize(("selector", "captured"), [(False, True), (True, False)])
+def test_rounds_are_those_of_the_hosts_trees(path: Path, selector: bool, captured: bool) -> None:
+    """Greedy and sampled requests together: the same tokens, nodes and acceptance, depth by depth."""
+    outcomes = []
+    for grow in (True, False):
+        engine, watch = engine_of(path, selector=selector, captured=captured, running=3)
+        if not grow:
+            engine.proposer.grown = lambda rows, limit: None  # type: ignore[method-assign]
+        sequences = [engine.add(r) for r in some()[:3]]
+        while not engine.is_idle:
+            engine.step()
+            engine.states.check()
+        assert bool(watch.grown) == grow
+        assert all(made.nodes == 16 for made in watch.grown)
+        outcomes.append(
+            [
+                (s.tokens, s.draft.nodes, s.draft.offered, s.draft.accepted, s.draft.rounds)
+                for s in sequences
+            ]
+        )
+        if captured:
+            assert engine.graphs.captured
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("tree", ["chain", "tau"])
+def test_every_shape_says_what_plain_decoding_says(path: Path, tree: str) -> None:
+    plain = [run(make_engine(path, ops=SLOW), [r])[0] for r in some()[:3]]
+    engine, watch = engine_of(path, tree, running=3)
+    assert run(engine, some()[:3]) == plain
+    assert watch.grown
+    assert watch.hosts < watch.asked
+
+
+def test_a_tree_that_the_context_has_no_room_for_is_the_hosts(path: Path) -> None:
+    """Up to the last position: the device's tree is left where the host's can be cut."""
+    request = Request(prompt=tuple(range(5, 35)), params=SamplingParams(ignore_eos=True), seed=1)
+    plain = run(make_engine(path, ops=SLOW, max_ctx=64), [request])[0]
+    engine, watch = engine_of(path, max_ctx=64)
+    assert run(engine, [request])[0] == plain
+    assert watch.grown
+    assert watch.hosts
+
+
+def test_a_row_that_takes_no_drafts_leaves_the_rest_to_the_host(path: Path) -> None:
+    requests = [
+        Request(prompt=(5, 6, 7), params=GREEDY, seed=1),
+        Request(prompt=(8, 9), params=GREEDY, seed=2, speculate=False),
+    ]
+    plain = [run(make_engine(path, ops=SLOW), [r])[0] for r in requests]
+    engine, watch = engine_of(path)
+    assert run(engine, requests) == plain
+    assert watch.hosts
+    assert not watch.grown
+
+
+def test_adaptive_trees_wait_for_their_scores(path: Path) -> None:
+    engine, watch = engine_of(path, "adaptive")
+    run(engine, [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])
+    assert watch.hosts
+    assert not watch.grown
+
+
+def test_a_failing_read_ends_the_step_and_nothing_else(path: Path) -> None:
+    """Out of memory between the forward and its trees: one request fails, the next is served."""
+    plain = run(make_engine(path, ops=SLOW), [Request(prompt=(8, 9), params=GREEDY, seed=2)])[0]
+    engine, watch = engine_of(path)
+    first = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    while not watch.grown:
+        engine.step()
+
+    def scarce(self: Grown) -> object:
+        raise torch.OutOfMemoryError("none left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grown, "read", scarce)
+        (result,) = engine.step()
+    assert result.error is not None
+    assert first.finish == "error"
+    engine.states.check()
+    assert run(engine, [Request(prompt=(8, 9), params=GREEDY, seed=2)])[0] == plain
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8, 15])
+def test_settled_is_settle_on_a_device(slots: int) -> None:
+    dice = np.random.default_rng(slots)
+    width, top_k = 6, 4
+    pair = dice.normal(size=(2, slots, width, width)).astype(np.float32)
+    pair[:, 0] = pair[:, 0, :1]
+    tokens = np.stack([dice.permutation(50)[:width] for _ in range(2 * slots)])
+    tokens = tokens.reshape(2, slots, width).astype(np.int32)
+    made = settled(torch.from_numpy(tokens), torch.from_numpy(pair), top_k)
+    for r in range(2):
+        want: DraftScores = settle(tokens[r], pair[r], top_k)
+        assert want.pair is not None
+        assert np.array_equal(made[0][r].numpy(), want.tokens)
+        assert np.array_equal(made[1][r].numpy(), want.logp)
+        assert np.array_equal(made[2][r].numpy(), want.pair)
