@@ -14,7 +14,8 @@ from tests.draft.build import give, network, ops_of
 from tests.draft.golden_cases import ANCHORS, CASES, Case, features
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-BOUND = 3e-2 if ON_GPU else 2e-4
+BOUND = 2e-2 if ON_GPU else 2e-4
+PAIRS = 8e-2 if ON_GPU else BOUND  # of three factors, each rounded to f16 there
 
 
 def rounds(drafter: DFlash, case: Case, pieces: int, top_k: int) -> Iterator[DraftScores]:
@@ -44,10 +45,10 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return torch.from_numpy(x).double().log_softmax(-1).numpy()
 
 
-def close(got: np.ndarray, want: np.ndarray) -> None:
+def close(got: np.ndarray, want: np.ndarray, bound: float = BOUND) -> None:
     a, b = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()
     assert a @ b / np.sqrt((a @ a) * (b @ b)) >= 0.9999
-    assert np.abs(a - b).max() < BOUND
+    assert np.abs(a - b).max() < bound
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -78,7 +79,7 @@ def test_the_pairwise_selector(pieces: int, backend: str) -> None:
         for s in range(len(tokens)):
             at = [list(tokens[s]).index(t) for t in scores.tokens[s]]
             before = [list(tokens[s - 1]).index(t) for t in scores.tokens[s - 1]] if s else at
-            close(scores.pair[s], pair[s][np.ix_(before, at)])
+            close(scores.pair[s], pair[s][np.ix_(before, at)], PAIRS)
             assert np.array_equal(scores.logp[s], scores.pair[s][0])
         assert list(scores.tokens[:, 0]) == list(want["path"][r])
 

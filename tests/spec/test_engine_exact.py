@@ -54,7 +54,9 @@ def make_engine(
     kernels = table(ops, threads=2)
     if speculate is not None and not ON_GPU:  # as a device would have them
         ref = table("ref")
-        kernels = replace(kernels, grow_trees=ref.grow_trees, plant=ref.plant)
+        kernels = replace(
+            kernels, calibrate=ref.calibrate, grow_trees=ref.grow_trees, plant=ref.plant
+        )
     described = describe(open_checkpoint(path))
     model = described.load(kernels, max_ctx)
     specs = model.state_specs()

@@ -1,6 +1,8 @@
 """Trees that the device grows from its own draft and verifies before the host has seen them: the host's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,10 @@ from pydflash.engine.engine import Engine
 from pydflash.engine.request import Request
 from pydflash.kernels.record import Again
 from pydflash.sampling.params import SamplingParams
+from pydflash.spec.cost import CostModel
 from pydflash.spec.grown import Grown
+from pydflash.spec.policy import FULL, Policy, Settings
+from pydflash.spec.proposal import Proposal
 from pydflash.spec.speculator import Speculator
 from tests.backends import ON_GPU
 from tests.spec.test_engine_draft import TREES, network, some
@@ -39,6 +44,7 @@ class Watch:
         assert isinstance(proposer, Speculator)
         self.grown: list[Grown] = []
         self.asked = self.hosts = 0
+        self.made: list[Proposal] = []
         self._grown, self._trees = proposer.grown, proposer.policy.trees
         proposer.grown = self.take  # type: ignore[method-assign]
         proposer.policy.trees = self.host  # type: ignore[method-assign]
@@ -48,6 +54,13 @@ class Watch:
         made = self._grown(rows, limit)
         if made is not None:
             self.grown.append(made)
+            on_read = made._on_read
+
+            def told(read: list[Proposal]) -> None:
+                self.made = read
+                on_read(read)
+
+            made._on_read = told
         return made
 
     def host(self, *args: object, **more: object) -> object:
@@ -132,11 +145,53 @@ def test_a_row_that_takes_no_drafts_leaves_the_rest_to_the_host(path: Path) -> N
     assert not watch.grown
 
 
-def test_adaptive_trees_wait_for_their_scores(path: Path) -> None:
-    engine, watch = engine_of(path, "adaptive")
-    run(engine, [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])
+@pytest.mark.parametrize("selector", [False, True])
+def test_adaptive_trees_are_sized_before_their_scores_are_seen(path: Path, selector: bool) -> None:
+    """Node for node the best of the calibrated scores; the host looks first where it knows nothing yet."""
+    request = Request(prompt=(5, 6, 7), params=replace(GREEDY, max_tokens=40), seed=1)
+    plain = run(make_engine(path, ops=SLOW), [request])[0]
+    engine, watch = engine_of(path, "adaptive", selector=selector)
+    policy = engine.proposer.policy  # type: ignore[attr-defined]
+    policy.calibration._shift = np.linspace(-1.0, 1.5, 15) + np.arange(8)[:, None] / 10
+    policy.calibration.update = lambda: None  # else a tree and its reading may see different maps
+    policy._error = 100.0  # drafts of random weights are not worth it
+    widths = cycle((0, 2, 5, 12, 9))
+    policy.nodes = lambda sequences, slots: next(widths)
+    grew, sizes = policy.grew, []
+
+    def compared(roots: list[int], scores: list[DraftScores], nodes: int, context: int) -> None:
+        (made,) = watch.made
+        growth = policy._start(roots[0], scores[0])
+        assert growth.proposal(growth.grown(nodes)) == made
+        sizes.append(nodes)
+        grew(roots, scores, nodes, context)
+        assert policy._expected == pytest.approx(1 + np.exp(growth.weights[1:nodes]).sum())
+
+    policy.grew = compared
+    assert run(engine, [request])[0] == plain
+    assert len(sizes) > 5
+    assert set(sizes) == {2, 5, 12, 9}
     assert watch.hosts
-    assert not watch.grown
+
+
+def test_an_adaptive_width_follows_what_was_worth_it() -> None:
+    cost = CostModel()
+    cost.profile([(1, 0, 1.0), (8, 0, 1.1), (32, 0, 1.3)], [(1, 1, 0.1)])
+    policy = Policy(Settings(max_slots=6, max_nodes=16, max_rows=20), cost)
+    assert policy.nodes(1, 6) == 0, "nothing is known"
+    sharp = np.log(np.array([[0.9, 0.05, 0.03]] * 6, np.float32))
+    flat = np.log(np.array([[0.05, 0.04, 0.03]] * 6, np.float32))
+    tokens = np.arange(18, dtype=np.int32).reshape(6, 3)
+    (first,) = policy.trees([1], [DraftScores(tokens=tokens, logp=sharp)])
+    policy._drafted = 1
+    assert policy.nodes(1, 6) == len(first.tokens) > 6
+    assert policy.nodes(2, 6) <= 10, "rows share what a step holds"
+    for _ in range(30):
+        policy.grew([1], [DraftScores(tokens=tokens, logp=flat)], policy.nodes(1, 6) or 2)
+    assert policy.nodes(1, 6) <= 4
+    assert policy._expected < 2.0
+    policy._drafted = FULL
+    assert policy.nodes(1, 6) == 0, "now and then the host looks first"
 
 
 def test_a_failing_read_ends_the_step_and_nothing_else(path: Path) -> None:

@@ -82,7 +82,7 @@ def test_padding_touches_scratch_only(path: Path) -> None:
             engine.add(request)
         for _ in range(4):
             engine.step()
-        work = engine._work(engine.scheduler.plan(engine._admit))
+        work, _ = engine._work(engine.scheduler.plan(engine._admit))
         assert [w.row.phase.name for w in work] == ["DECODE", "DECODE"]
         state = work[0].state
         state.reserve(5)
@@ -113,7 +113,7 @@ def test_a_bucket_is_the_smallest_that_fits(path: Path) -> None:
         engine.add(request)
     for _ in range(4):
         engine.step()
-    work = engine._work(engine.scheduler.plan(engine._admit))
+    work, _ = engine._work(engine.scheduler.plan(engine._admit))
     cols = gather(work)
     assert engine.graphs.bucket(cols) == Bucket(tokens=3, rows=4, pages=8)
     scratch = engine.states.scratch
@@ -130,7 +130,7 @@ def test_a_bucket_is_the_smallest_that_fits(path: Path) -> None:
 def test_prompts_and_recomputed_rows_run_eagerly(path: Path) -> None:
     engine = captured(path)
     engine.add(asked()[1])
-    cols = gather(engine._work(engine.scheduler.plan(engine._admit)))
+    cols = gather(engine._work(engine.scheduler.plan(engine._admit))[0])
     assert cols.kinds == [RowKind.PREFILL]
     assert engine.graphs.bucket(cols) is None
 
@@ -155,7 +155,7 @@ def test_without_memory_one_request_fails_and_the_rest_go_on(
         _note(engine, said)
     forward, failing = engine.graphs.forward, True
 
-    def scarce(work: list) -> object:  # type: ignore[type-arg]
+    def scarce(work: list, trees: object = None) -> object:  # type: ignore[type-arg]
         nonlocal failing
         if failing and any(w.row.phase.name == "PREFILL" for w in work):
             failing = False

@@ -39,6 +39,8 @@ class Hopeless:
 
 
 class Made:
+    guesses = None
+
     def __init__(self, made: list[DraftScores]) -> None:
         self.made = made
 

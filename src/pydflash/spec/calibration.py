@@ -64,6 +64,11 @@ class Calibration:
         on, off = self._map(scores.logp, both)
         return replace(scores, logp=on), off
 
+    @property
+    def shift(self) -> F64:
+        """f64 [depths + 1, bins]: log-odds to add at each knot, as `OpTable.calibrate` takes them."""
+        return self._shift
+
     def update(self) -> None:
         """Redraw the map if enough was observed since. `apply` does it, too, but then a device may wait."""
         if self._waiting >= min(REFRESH, 1 + self._rounds // 8):

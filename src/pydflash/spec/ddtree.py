@@ -94,6 +94,12 @@ class Growth:
         self._push_child(len(self._tokens) - 1, slot + 1, row[0][at], on and at == 0)
         return -negative
 
+    def grown(self, count: int) -> int:
+        """Have `count` nodes, or as many as there can be; how many there are of them."""
+        while len(self) < count and self.peek > NONE_LEFT:
+            self.take()
+        return min(len(self), count)
+
     def depth(self, node: int) -> int:
         return self._depth[node]
 

@@ -24,6 +24,7 @@ PATIENT = 0.01  # least share, when drafting is all but free
 DEAR = 0.4  # plain steps
 TRUTH = 0.03  # least share of the latest drafted round in what expectation got wrong
 PACE = 0.03  # share of the latest round in the running rate
+WIDTH = 0.25  # share of the latest round in how wide trees are that are sized before their scores are seen
 REACH = 0.06  # share of the latest round in what each depth gave
 ALLOWANCE = 0.02  # share of plain decoding that probes may cost
 DEAREST = 0.7  # plain steps beyond which a failed probe does not put off the next
@@ -64,6 +65,7 @@ class Policy:
         self._tokens = self._seconds = (
             1.0  # running tokens a row and seconds in plain steps, a round
         )
+        self._wide = 0.0  # running nodes a row that were worth it; 0: not known
         self._reach = [0.5] * settings.max_slots  # expected tokens a row that each depth gave
 
     @property
@@ -106,9 +108,14 @@ class Policy:
     def nodes(self, sequences: int, slots: int) -> int:
         """Nodes of each tree, the root included, where that is known before the scores are; else 0."""
         s = self.settings
-        if s.mode == "adaptive" or s.temperature != 1.0:
+        if s.temperature != 1.0:
             return 0
-        return 1 + self._budget(sequences, slots, s.max_nodes)
+        if s.mode != "adaptive":
+            return 1 + self._budget(sequences, slots, s.max_nodes)
+        # The host looks first until it knows, and now and then: what is worth it may have become more.
+        if not self._wide or self._drafted % FULL == 0:
+            return 0
+        return min(round(self._wide), s.max_nodes, s.max_rows // sequences)
 
     def trees(
         self,
@@ -137,6 +144,15 @@ class Policy:
             )
             out.append(tree)
         return out
+
+    def grew(
+        self, roots: Sequence[int], scores: Sequence[DraftScores], nodes: int, context: int = 0
+    ) -> None:
+        """Trees of `nodes` nodes were made of these scores, elsewhere: see what they are worth, and what
+        other sizes would have been."""
+        if self.settings.mode == "adaptive":
+            limits = [self.settings.max_nodes] * len(roots)
+            self._grow(roots, scores, limits, context, made=nodes)
 
     def observe(
         self,
@@ -230,11 +246,13 @@ class Policy:
         scores: Sequence[DraftScores],
         limits: Sequence[int],
         context: int,
-        beside: int,
+        beside: int = 0,
+        made: int = 0,
     ) -> list[Proposal]:
         """Take the likeliest node of any row while it is worth its time at the running rate.
 
-        The last counts are those of the best sum of expected tokens less seconds at that rate.
+        The last counts are those of the best sum of expected tokens less seconds at that rate; or each is
+        `made`, if that is what was made already.
         """
         growths = [self._start(root, given) for root, given in zip(roots, scores, strict=True)]
         rows = len(roots)
@@ -263,7 +281,11 @@ class Policy:
         kept = [1] * rows
         for r in taken[:count]:
             kept[r] += 1
-        self._expected = 1.0 + sum(gains[:count]) / max(rows, 1)
+        self._wide += WIDTH * (max(kept) - self._wide) if self._wide else max(kept)
+        if made:
+            kept = [g.grown(made) for g in growths]
+        given = sum(math.exp(w) for g, n in zip(growths, kept, strict=True) for w in g.weights[1:n])
+        self._expected = 1.0 + given / max(rows, 1)
         self._note(growths, kept)
         return [g.proposal(n) for g, n in zip(growths, kept, strict=True)]
 

@@ -5,13 +5,16 @@ It decides how many tokens one pass may settle, never which: the target's own dr
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from pydflash.device import Scarce
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores, Started
 from pydflash.kernels.ops import Guesses, OpTable, Trees
 from pydflash.kernels.upload import ints, upload
+from pydflash.spec.calibration import LOW
 from pydflash.spec.grown import Grown
 from pydflash.spec.monitor import Monitor
 from pydflash.spec.policy import Policy
@@ -55,7 +58,8 @@ class Speculator:
         ahead = self._ahead
         if ahead is None or ahead.trees is None or not ahead.is_for(rows):
             return None
-        if ahead.trees.tokens.shape[1] > limit:
+        nodes = ahead.trees.tokens.shape[1]
+        if nodes > limit:
             return None
         self._ahead = None
         if any(row.fresh for row in rows):
@@ -64,6 +68,8 @@ class Speculator:
 
         def on_read(made: list[Proposal]) -> None:
             self._scores = ahead.started.scores()
+            roots = [row.tokens[-1] for row in rows]
+            self.policy.grew(roots, self._scores, nodes, _context(rows))
 
         return Grown(ahead.trees, on_read)
 
@@ -136,11 +142,31 @@ class Speculator:
         if guesses is None or self._ops is None:
             return None
         s, device = self.policy.settings, self._ops.device
+        if s.mode == "adaptive":
+            guesses = self._calibrated(guesses)
         budgets = ints([nodes - 1] * len(guesses.roots), device)
         tau = None if s.tau is None else upload(np.array([s.tau]), device)
         return self._ops.grow_trees(
             guesses, budgets, nodes, self.policy.candidates, s.chain_seed, tau
         )
+
+    def _calibrated(self, guesses: Guesses) -> Guesses:
+        """See `Calibration.apply`."""
+        ops, learned = self._ops, self.policy.calibration
+        assert ops is not None
+        learned.update()
+        shift = upload(learned.shift, ops.device)
+
+        def mapped(logp: Tensor) -> Tensor:
+            values = logp.flatten(2)
+            totals = values.new_zeros(values.shape[:2])
+            return ops.calibrate(values, totals, shift, LOW).view(2, *logp.shape)
+
+        if guesses.pair is not None:
+            return replace(guesses, pair=mapped(guesses.pair)[0])
+        assert guesses.logp is not None
+        on, off = mapped(guesses.logp)
+        return replace(guesses, logp=on, off=off)
 
     def _learn(self, outcomes: Sequence[Outcome], spent: Spent) -> None:
         alone = not spent.prefill  # the times are the round's own

@@ -22,7 +22,7 @@ from pydflash.kernels.triton.attention_tile import (
     load_values,
     paged_slots,
 )
-from pydflash.kernels.triton.pointwise import stored, sum_parts
+from pydflash.kernels.triton.pointwise import WARP, stored, sum_parts
 from pydflash.kernels.triton.rope_store import LOG2E, rope_store
 from pydflash.kernels.triton.sums import Sums
 from pydflash.kernels.triton.support import uses_assembly
@@ -143,7 +143,7 @@ def _attention_exact(
         GATED=args.gated,
         SLOTS=qkv.slots,
         BLOCK_C=COMBINED,
-        **fixed,
+        **fixed | {"BLOCK_D": max(fixed["BLOCK_D"], WARP)},
         num_warps=4,
     )
 

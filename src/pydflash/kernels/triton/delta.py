@@ -13,6 +13,7 @@ from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
 from pydflash.kernels.triton.delta_prefill import prefill
 from pydflash.kernels.triton.delta_tape import reserve
 from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
+from pydflash.kernels.triton.pointwise import WARP
 from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
@@ -110,9 +111,8 @@ def _exact_rows(
         DV=DV,
         W=args.conv.shape[1],
         SLOTS=mixed.slots,
-        # In narrower blocks lanes would write copies of a number over one another.
-        BLOCK_K=max(block_k, 64),
-        BLOCK_V=max(block_v, 64),
+        BLOCK_K=max(block_k, WARP),
+        BLOCK_V=max(block_v, WARP),
         BLOCK_NODES=BLOCK_NODES,
         HAS_PARENTS=has_parents,
         num_warps=1,

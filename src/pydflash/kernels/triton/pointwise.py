@@ -16,6 +16,8 @@ Tensor = torch.Tensor
 
 MOST_JOINT = 64
 """Rows whose sum and norm are made by one launch."""
+WARP = 128
+"""Numbers that a warp takes at once, four a lane: of fewer, lanes write copies over one another."""
 _ACTS = {"silu": 0, "gelu": 1}
 
 
