@@ -8,8 +8,9 @@ import torch
 
 from pydflash.draft.base import Context, DraftRow, DraftScores
 from pydflash.spec.proposer import Outcome, Spent
-from pydflash.spec.speculator import Speculator
+from pydflash.spec.speculator import Speculator, draft_sizes
 from pydflash.spec.stats import DraftStats
+from tests.backends import table
 from tests.spec.synthetic import OTHER, USELESS, Decoding, adaptive, draft_s, step_s
 
 
@@ -111,3 +112,25 @@ def test_other_errors_are_not_swallowed() -> None:
         drafter.fails = [RuntimeError("an illegal memory access was encountered")]
         with pytest.raises(RuntimeError, match="illegal"):
             call(rows)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7, 15])
+def test_few_sizes_are_drafted_where_each_is_captured(slots: int) -> None:
+    sizes = draft_sizes(slots)
+    assert sizes == tuple(sorted(set(sizes)))
+    assert sizes[0] == 1
+    assert sizes[-1] == slots
+    assert len(sizes) <= 4
+
+
+def test_a_captured_draft_has_as_many_slots_as_wanted_or_more() -> None:
+    drafter, policy = Hopeless(), adaptive()
+    ahead, host = Speculator(drafter, policy, table("ref")), Speculator(drafter, policy)
+    rows = [DraftRow(tokens=[1])]
+    for wanted in range(drafter.slots + 1):
+        policy.slots = lambda *_, n=wanted: n  # type: ignore[method-assign]
+        assert host._chosen_slots(rows, 0) == wanted
+        got = ahead._chosen_slots(rows, 0)
+        assert got in (0, *draft_sizes(drafter.slots))
+        assert got >= wanted
+        assert bool(got) == bool(wanted)

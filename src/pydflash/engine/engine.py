@@ -140,13 +140,13 @@ class Engine:
         work, grown = self._work(plan)
         if not work:
             return []
-        drafted = time.perf_counter()
+        drafted, waited = time.perf_counter(), 0.0
         with Scarce() as memory:
             ran = self.graphs.forward(work, None if grown is None else grown.trees)
             if grown is not None:  # the device is at work on what is read here
                 made = grown.read()
                 work = [replace(w, proposal=p) for w, p in zip(work, made, strict=True)]
-                drafted = time.perf_counter()
+                waited = grown.waited
             walks = self._verify(work, ran)
         if memory.ran_out:
             return [self._give_way(work)]
@@ -164,8 +164,8 @@ class Engine:
         self._conclude(work)
         self._early_s = prepared - known
         spent = Spent(
-            draft_s=early_s + drafted - begun,
-            step_s=time.perf_counter() - drafted - self._early_s,
+            draft_s=early_s + drafted - begun + waited,
+            step_s=time.perf_counter() - drafted - waited - self._early_s,
             rows=sum(w.tokens for w in work if w.row.phase is not Phase.PREFILL),
             prefill=sum(w.tokens for w in work if w.row.phase is Phase.PREFILL),
         )

@@ -27,7 +27,7 @@ from pydflash.quant.tensor import QuantTensor
 from pydflash.spec.cost import CostModel
 from pydflash.spec.ddtree import WIDE
 from pydflash.spec.policy import Policy, Settings
-from pydflash.spec.speculator import Speculator
+from pydflash.spec.speculator import Speculator, draft_sizes
 from pydflash.state.ring import RingStore
 
 log = logging.getLogger(__name__)
@@ -128,16 +128,19 @@ def build_speculator(
 ) -> Speculator:
     """The proposer, its idea of costs measured on the machine as it is now."""
     cost = CostModel()
+    ops = states.kv.ops if graphs.captures else None
     cost.profile(
         measure_steps(graphs, states, min(drafting.settings.max_nodes, max_ctx)),
-        _measure_drafts(drafter, states),
+        _measure_drafts(drafter, states, drafting.settings.max_slots, ahead=ops is not None),
     )
-    ops = states.kv.ops if graphs.captures else None
     return Speculator(drafter, Policy(drafting.settings, cost), ops)
 
 
-def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, float]]:
-    """(slots, sequences 1, seconds) of drafts after a short context."""
+def _measure_drafts(
+    drafter: Drafter, states: States, most: int, *, ahead: bool
+) -> list[tuple[int, int, float]]:
+    """(slots, sequences 1, seconds) of drafts after a short context. `ahead`: have what starts them early
+    captured, too: in the midst of an answer that would take its time, and be taken for a dear draft."""
     if states.rings is None:
         return []
     context = states.rings.open()
@@ -148,13 +151,15 @@ def _measure_drafts(drafter: Drafter, states: States) -> list[tuple[int, int, fl
         context.append(0, torch.zeros(8, states.rings.feature_size, device=device))
         row = DraftRow(tokens=[1] * 9, context=context)
         drafter.score([row], 1, WIDE)  # the first finds cold caches
-        for slots in sorted({1, 3, (drafter.slots + 1) // 2, drafter.slots}):
+        for slots in draft_sizes(min(most, drafter.slots)):
             tries = []
             for _ in range(3):
                 begun = time.perf_counter()
                 drafter.score([row], slots, WIDE)
                 tries.append(time.perf_counter() - begun)
-            measured.append((min(slots, drafter.slots), 1, min(tries)))
+            measured.append((slots, 1, min(tries)))
+            if ahead:
+                drafter.start([row], slots, WIDE, guess=True)
     finally:
         context.close()
     return measured

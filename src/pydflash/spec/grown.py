@@ -3,6 +3,7 @@
 The host sizes them beforehand and reads them while the target already works at them.
 """
 
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -17,12 +18,15 @@ class Grown:
     def __init__(self, trees: Trees, on_read: Callable[[list[Proposal]], None]) -> None:
         self.trees = trees
         self.nodes = trees.tokens.shape[1]
+        self.waited = 0.0  # seconds that `read` waited for the draft
         self._on_read = on_read
 
     def read(self) -> list[Proposal]:
         """What was grown. Waits for the draft, not for what the device does after it. To be called once."""
         t = self.trees
-        parts = Fetch([t.tokens, t.parents, t.depth, t.counts]).arrays()
+        crossing, begun = Fetch([t.tokens, t.parents, t.depth, t.counts]), time.perf_counter()
+        parts = crossing.arrays()
+        self.waited = time.perf_counter() - begun
         tokens, parents, depth, counts = (part.tolist() for part in parts)
         made = [
             Proposal(tuple(tokens[r][:n]), tuple(parents[r][:n]), tuple(depth[r][:n]))

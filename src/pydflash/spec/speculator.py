@@ -39,6 +39,8 @@ class Speculator:
         self.drafter = drafter
         self.policy = policy
         self._ops = ops
+        most = min(drafter.slots, policy.settings.max_slots)
+        self._sizes = draft_sizes(most) if ops is not None else tuple(range(1, most + 1))
         self.on_round: Callable[[RoundTrace], None] | None = None
         self._monitor = Monitor(drafter.name) if drafter.taps else None  # look-ups fit any model
         self._slots = 0
@@ -135,7 +137,8 @@ class Speculator:
 
     def _chosen_slots(self, rows: Sequence[DraftRow], beside: int) -> int:
         """How many slots to draft for these rows, which may be none."""
-        return min(self.policy.slots(len(rows), _context(rows), beside), self.drafter.slots)
+        wanted = self.policy.slots(len(rows), _context(rows), beside)
+        return next((n for n in self._sizes if n >= wanted), max(self._sizes)) if wanted else 0
 
     def _trees(self, guesses: Guesses | None, nodes: int) -> Trees | None:
         """Trees of `nodes` nodes from guesses on the device, there and at once."""
@@ -198,6 +201,12 @@ class Speculator:
             warning = self._monitor and self._monitor.observe(scores, outcome.drawn)
             if warning:
                 log.warning(warning)
+
+
+def draft_sizes(slots: int) -> tuple[int, ...]:
+    """How many slots are drafted where each number is captured as a graph of its own, up to `slots`: few, and
+    more of them cost little there."""
+    return tuple(sorted({1, min(3, slots), (slots + 1) // 2, slots}))
 
 
 class _Ahead:

@@ -13,7 +13,6 @@ from pydflash.kernels.triton.delta_inputs import delta_inputs_kernel
 from pydflash.kernels.triton.delta_prefill import prefill
 from pydflash.kernels.triton.delta_tape import reserve
 from pydflash.kernels.triton.delta_walk import delta_norm_kernel, delta_walk_kernel
-from pydflash.kernels.triton.pointwise import WARP
 from pydflash.kernels.triton.sums import Sums
 
 Tensor = torch.Tensor
@@ -111,8 +110,8 @@ def _exact_rows(
         DV=DV,
         W=args.conv.shape[1],
         SLOTS=mixed.slots,
-        BLOCK_K=max(block_k, WARP),
-        BLOCK_V=max(block_v, WARP),
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
         BLOCK_NODES=BLOCK_NODES,
         HAS_PARENTS=has_parents,
         num_warps=1,
