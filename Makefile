@@ -10,7 +10,7 @@ CODE   := '(' -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' ')'
 AGENTS := @anthropic-ai/claude-code @openai/codex opencode-ai @mariozechner/pi-coding-agent
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow test-compile test-gpu test-clients test-browser screenshots check bench bench-server size clean model
+.PHONY: demo test test-slow test-compile test-gpu test-sanitize test-clients test-browser screenshots check bench bench-server size clean model
 
 demo: $(VENV)/base.stamp
 	$(BIN)/pydflash pull $(MODEL)
@@ -33,6 +33,10 @@ test-compile: $(VENV)/dev.stamp
 test-gpu:
 	PYDFLASH_TEST_DEVICE=cuda $(PYTHON) -m pytest -m "not slow" tests/kernels/triton tests/models \
 	  tests/state tests/spec tests/draft
+
+# On an NVIDIA GPU: the kernels' tests at small shapes under compute-sanitizer.
+test-sanitize:
+	$(PYTHON) -m tests.gpu.sanitize
 
 # The agents that people point at this server, as npm has them today. Needs Node 20+.
 test-clients: $(VENV)/dev.stamp

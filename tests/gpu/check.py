@@ -307,7 +307,7 @@ def drafted(box: Box, path: Path, target: Path) -> str:
     settings = Settings(mode="tree", budget=15, max_slots=drafter.slots, max_nodes=16)
     box.states.rings = drafter.open_store(8, min(box.ctx, 1024))
     try:
-        engine = box.engine(proposer=Speculator(drafter, Policy(settings, cost)))
+        engine = box.engine(proposer=Speculator(drafter, Policy(settings, cost), box.ops))
         begun = time.perf_counter()
         same_text("with the drafter", answers(engine, asked(40)), plain)
         took = time.perf_counter() - begun

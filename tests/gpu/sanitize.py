@@ -99,14 +99,14 @@ def _add(report: Report, names: list[str], log: Path) -> None:
     verdicts = dict(VERDICT.findall(said))
     report.passed += sum(v == "PASSED" for v in verdicts.values())
     report.skipped += sum(v == "SKIPPED" for v in verdicts.values())
-    report.failed += [n for n, v in verdicts.items() if v in ("FAILED", "ERROR")]
+    failed = [n for n, v in verdicts.items() if v in ("FAILED", "ERROR")]
+    report.failed += failed
     report.unfinished += [n for n in names if n not in verdicts]
     told = SUMMARY.findall(text)
-    report.findings += sum(map(int, told)) if told else max(text.count("Error: "), 1)
-    if report.findings or report.failed:
+    findings = sum(map(int, told)) if told else max(text.count("Error: "), 1)
+    report.findings += findings
+    if findings or failed:
         report.excerpts.append(text[:4000] + said[-4000:])
-    elif len(verdicts) < len(names):
-        report.excerpts.append(text[-1000:] + said[-2000:])
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Trees that the device grows from its own draft and verifies before the host has seen them: the host's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -192,6 +192,30 @@ def test_an_adaptive_width_follows_what_was_worth_it() -> None:
     assert policy._expected < 2.0
     policy._drafted = FULL
     assert policy.nodes(1, 6) == 0, "now and then the host looks first"
+
+
+def test_trees_set_out_before_the_device_is_given_their_verification(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the host would wait for both, and the device for the host."""
+    engine, watch = engine_of(path)
+    order: list[str] = []
+
+    def noted(name: str, work: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            order.append(name)
+            return work(*args, **more)
+
+        return call
+
+    monkeypatch.setattr(Grown, "send", noted("send", Grown.send))
+    monkeypatch.setattr(Grown, "read", noted("read", Grown.read))
+    monkeypatch.setattr(engine.graphs, "forward", noted("forward", engine.graphs.forward))
+    engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    while not watch.grown:
+        order.clear()
+        engine.step()
+    assert order == ["send", "forward", "read"]
 
 
 def test_a_failing_read_ends_the_step_and_nothing_else(path: Path) -> None:

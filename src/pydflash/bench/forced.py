@@ -41,6 +41,7 @@ class Forced:
                 known = self._known[len(row.tokens) - self._start :][:nodes]
                 device = made.trees.tokens.device
                 made.trees.tokens[r, 1 : 1 + len(known)] = ints(known, device)
+            made.send()
         return made
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:

@@ -13,19 +13,27 @@ from pydflash.spec.proposal import Proposal
 
 
 class Grown:
-    """One tree of up to `nodes` nodes for each row, in order. `trees` may be changed until `read`."""
+    """One tree of up to `nodes` nodes for each row, in order.
+
+    They set out for the host at once: what the device is given afterwards, it does while they are read.
+    """
 
     def __init__(self, trees: Trees, on_read: Callable[[list[Proposal]], None]) -> None:
         self.trees = trees
         self.nodes = trees.tokens.shape[1]
         self.waited = 0.0  # seconds that `read` waited for the draft
         self._on_read = on_read
+        self.send()
+
+    def send(self) -> None:
+        """Again, for who changed `trees`."""
+        t = self.trees
+        self._crossing = Fetch([t.tokens, t.parents, t.depth, t.counts])
 
     def read(self) -> list[Proposal]:
         """What was grown. Waits for the draft, not for what the device does after it. To be called once."""
-        t = self.trees
-        crossing, begun = Fetch([t.tokens, t.parents, t.depth, t.counts]), time.perf_counter()
-        parts = crossing.arrays()
+        begun = time.perf_counter()
+        parts = self._crossing.arrays()
         self.waited = time.perf_counter() - begun
         tokens, parents, depth, counts = (part.tolist() for part in parts)
         made = [
