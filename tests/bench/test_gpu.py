@@ -55,7 +55,7 @@ def test_kernels_are_told_apart_by_name() -> None:
         "attention_kernel": "attention",
         "rope_store_kernel": "attention",
         "delta_walk_kernel": "delta",
-        "walk_kernel": "tree",
+        "plant_kernel": "tree",
         "delta_norm_kernel": "delta",
         "add_norm_kernel": "norms and sums",
         "scan_kernel": "sampling",

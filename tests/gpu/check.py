@@ -214,7 +214,7 @@ class Known:
     def grown(self, rows, limit) -> None:
         pass
 
-    def prepare(self, rows, beside=0) -> None:
+    def prepare(self, rows, beside=0, *, grow=True) -> None:
         pass
 
     def _tree(self, history: list[int]) -> Proposal:

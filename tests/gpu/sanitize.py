@@ -69,7 +69,7 @@ def run(tool: str, names: list[str], jobs: int, limit: float, version: str) -> R
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            _add(report, share, Path(folder) / str(i))
+            _add(report, share, Path(folder) / str(i), process.returncode)
     report.seconds = round(time.monotonic() - begun, 1)
     return report
 
@@ -92,7 +92,7 @@ def _begin(tool: str, names: list[str], log: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _add(report: Report, names: list[str], log: Path) -> None:
+def _add(report: Report, names: list[str], log: Path, code: int) -> None:
     found = log.with_suffix(".found")
     text = found.read_text(errors="replace") if found.exists() else ""
     said = log.read_text(errors="replace")
@@ -103,7 +103,9 @@ def _add(report: Report, names: list[str], log: Path) -> None:
     report.failed += failed
     report.unfinished += [n for n in names if n not in verdicts]
     told = SUMMARY.findall(text)
-    findings = sum(map(int, told)) if told else max(text.count("Error: "), 1)
+    findings = sum(map(int, told)) if told else text.count("Error: ")
+    if code and not findings and not failed:
+        findings = 1  # it did not end as it should
     report.findings += findings
     if findings or failed:
         report.excerpts.append(text[:4000] + said[-4000:])

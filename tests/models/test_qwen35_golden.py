@@ -61,7 +61,8 @@ def test_q8_0_chooses_what_llama_cpp_chooses(
     noise = away.quantile(0.98)  # a few tokens went to another expert, which is not noise
     record_property("noise", float(noise))
     clear = torch.from_numpy(golden[f"{case}.margin"]) > 2 * noise
-    clear &= away < 4 * noise  # of those few nothing is known
+    if ON_GPU and arch.endswith("moe"):
+        clear &= away < 4 * noise  # of those few nothing is known
     record_property("clear", int(clear.sum()))
     assert clear.sum() > len(TOKENS) // 4
     best = torch.from_numpy(golden[f"{case}.best"][:, 0].astype(np.int64))

@@ -97,7 +97,7 @@ def test_acceptance_is_that_of_drafts_made_when_wanted(path: Path) -> None:
     for early in (True, False):
         engine, watch = ahead(path)
         if not early:
-            engine.proposer.prepare = lambda rows, beside=0: None  # type: ignore[method-assign]
+            engine.proposer.prepare = lambda rows, beside=0, *, grow=True: None  # type: ignore[method-assign]
         sequence = engine.add(Request(prompt=tuple(range(5, 45)), params=GREEDY, seed=1))
         while not engine.is_idle:
             engine.step()

@@ -97,7 +97,7 @@ class Scripted:
 
 
 def speculating(drafter: object, settings: Settings, *, grow: bool = False) -> Speculate:
-    """`grow`: trees of a fixed size may be grown where the drafter runs."""
+    """`grow`: trees may be grown where the drafter runs."""
 
     def build(model: Model, ops: OpTable, running: int) -> tuple[Proposer, RingStore | None]:
         cost = CostModel()

@@ -186,7 +186,7 @@ class Guesses:
     def grown(self, rows: Sequence[DraftRow], limit: int) -> None:
         pass
 
-    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0, *, grow: bool = True) -> None:
         pass
 
     def _tree(self, history: list[int]) -> Proposal:

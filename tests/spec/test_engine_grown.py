@@ -54,13 +54,14 @@ class Watch:
         made = self._grown(rows, limit)
         if made is not None:
             self.grown.append(made)
-            on_read = made._on_read
+            on_read = made.on_read
+            assert on_read is not None
 
             def told(read: list[Proposal]) -> None:
                 self.made = read
                 on_read(read)
 
-            made._on_read = told
+            made.on_read = told
         return made
 
     def host(self, *args: object, **more: object) -> object:
@@ -174,6 +175,17 @@ def test_adaptive_trees_are_sized_before_their_scores_are_seen(path: Path, selec
     assert watch.hosts
 
 
+def test_adaptive_trees_of_several_sequences(path: Path) -> None:
+    plain = [run(make_engine(path, ops=SLOW), [r])[0] for r in some()[:3]]
+    engine, watch = engine_of(path, "adaptive", running=3)
+    policy = engine.proposer.policy  # type: ignore[attr-defined]
+    policy._error = 100.0
+    widths = cycle((0, 2, 9, 5))
+    policy.nodes = lambda sequences, slots: next(widths)
+    assert run(engine, some()[:3]) == plain
+    assert len(watch.grown) > 3
+
+
 def test_an_adaptive_width_follows_what_was_worth_it() -> None:
     cost = CostModel()
     cost.profile([(1, 0, 1.0), (8, 0, 1.1), (32, 0, 1.3)], [(1, 1, 0.1)])
@@ -200,6 +212,9 @@ def test_trees_set_out_before_the_device_is_given_their_verification(
     """Else the host would wait for both, and the device for the host."""
     engine, watch = engine_of(path)
     order: list[str] = []
+    engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    while not watch.grown:
+        engine.step()
 
     def noted(name: str, work: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **more: object) -> object:
@@ -211,11 +226,57 @@ def test_trees_set_out_before_the_device_is_given_their_verification(
     monkeypatch.setattr(Grown, "send", noted("send", Grown.send))
     monkeypatch.setattr(Grown, "read", noted("read", Grown.read))
     monkeypatch.setattr(engine.graphs, "forward", noted("forward", engine.graphs.forward))
-    engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    engine.step()
+    engine.step()
+    assert order == ["forward", "read", "send"] * 2
+
+
+@pytest.mark.parametrize("tree", ["bushy", "adaptive"])
+@pytest.mark.parametrize("sound", [0, 1])
+def test_a_damaged_draft_spoils_no_text(path: Path, tree: str, sound: int) -> None:
+    """Slots of no numbers, the first among them or not, with somebody watching the rounds."""
+    request = Request(prompt=(5, 6, 7), params=GREEDY, seed=1)
+    plain = run(make_engine(path, ops=SLOW), [request])[0]
+    engine, watch = engine_of(path, tree)
+    proposer, rounds = engine.proposer, []
+    assert isinstance(proposer, Speculator)
+    proposer.on_round = rounds.append
+    proposer.policy._error = 100.0
+    if tree == "adaptive":
+        proposer.policy.nodes = lambda sequences, slots: 6  # type: ignore[method-assign]
+    work = proposer.drafter._run  # type: ignore[attr-defined]
+
+    def damaged(*args: object) -> torch.Tensor:
+        hidden = work(*args).clone()
+        hidden[sound:] = torch.nan
+        return hidden
+
+    proposer.drafter._run = damaged  # type: ignore[attr-defined]
+    assert run(engine, [request])[0] == plain
+    assert watch.grown
+    assert rounds
+
+
+def test_without_memory_for_a_trees_way_the_round_drafts_as_ever(path: Path) -> None:
+    plain = run(make_engine(path, ops=SLOW), [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])[0]
+    engine, watch = engine_of(path)
+    sequence = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
     while not watch.grown:
-        order.clear()
         engine.step()
-    assert order == ["send", "forward", "read"]
+
+    def scarce(self: Grown) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    taken = len(watch.grown)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grown, "send", scarce)
+        engine.step()  # with what was begun before
+        engine.step()
+    assert len(watch.grown) == taken + 1
+    assert watch.hosts == 1
+    while not engine.is_idle:
+        engine.step()
+    assert sequence.generated == plain
 
 
 def test_a_failing_read_ends_the_step_and_nothing_else(path: Path) -> None:

@@ -53,8 +53,8 @@ class Forced:
     ) -> None:
         self.inner.settle(contexts, outcomes, spent)
 
-    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
-        self.inner.prepare(rows, beside)
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0, *, grow: bool = True) -> None:
+        self.inner.prepare(rows, beside, grow=grow)
 
     def _forced(self, row: DraftRow, made: Proposal) -> Proposal:
         known = self._known[len(row.tokens) - self._start :]

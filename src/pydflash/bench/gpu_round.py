@@ -115,6 +115,7 @@ def _parts(subject: Subject, speculator: Speculator) -> Figures:
         (speculator.drafter, "score", "draft"),
         (speculator.drafter, "start", "draft"),  # a step earlier than its result is wanted
         (speculator.policy, "trees", "tree"),
+        (speculator, "_grow", "tree"),
         (engine.graphs, "forward", "verify"),
         (engine.sampler, "rows", "draws"),
         (engine.states, "move", "commit"),

@@ -6,10 +6,13 @@ Letters: S drafted positions (slots), K candidates of a slot, best first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pydflash.kernels.ops import Guesses
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -62,9 +65,9 @@ class DraftRow:
 class Started(Protocol):
     """A draft under way."""
 
-    guesses: Any
-    """Its scores on the device (`kernels.ops.Guesses` of all rows), if they were asked for and can be; good
-    until the next draft begins. The host's `scores` are then these."""
+    guesses: "Guesses | None"
+    """Its scores of all rows on the device, if they were asked for and can be; good until the next draft
+    begins. The host's `scores` are then these."""
 
     def scores(self) -> list[DraftScores]:
         """What `Drafter.score` gives, once it is there. To be called once."""

@@ -144,6 +144,7 @@ class DFlash:
         """Everything that the device does for a draft. None: there is no row to draft for. `guess`: score it
         there, too, if the head can."""
         slots = min(slots, self.slots)
+        guess = guess and self._head.guesses is not None
         length = slots if self.config.from_anchor else slots + 1
         live: list[int] = []
         spans: list[RowSpan] = []
@@ -256,7 +257,8 @@ class DFlash:
     def _guessed(
         self, anchors: Tensor, hidden: Tensor, best: tuple[Tensor, ...], top_k: int
     ) -> list[Tensor]:
-        """Roots, tokens, log-probabilities and perhaps those of pairs: the head's guesses, if it has any."""
+        """Roots, tokens, log-probabilities and perhaps those of pairs: the head's guesses."""
+        assert self._head.guesses is not None
         logits, ids, total = best
         found = Found(
             anchors=anchors,
@@ -267,8 +269,6 @@ class DFlash:
             total=total,
         )
         made = self._head.guesses(found, top_k)
-        if made is None:
-            return []
         parts = (made.roots.contiguous(), made.tokens, made.logp, made.pair)
         return [part for part in parts if part is not None]
 

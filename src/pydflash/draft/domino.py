@@ -11,7 +11,7 @@ import torch
 
 from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
-from pydflash.draft.heads import Candidates, Found, normalised
+from pydflash.draft.heads import Candidates, normalised
 from pydflash.draft.tensors import DraftTensors
 from pydflash.kernels.ops import RowKind, Span, Weight
 from pydflash.kernels.ref.pointwise import rms_norm
@@ -30,6 +30,7 @@ class DominoHead:
 
     name = "domino"
     width = WIDTH
+    guesses = None  # the host does a part of it
 
     def __init__(
         self, tensors: DraftTensors, config: DraftConfig, norm: Tensor, token_embd: Weight
@@ -51,9 +52,6 @@ class DominoHead:
         self._inner_bias = tensors.dense_or_none(at + "head.b1", c.embedding)
         self._outer = tensors.weight(at + "head.w2", cols=c.embedding)
         self._outer_bias = tensors.dense_or_none(at + "head.b2", config.draft_vocab or config.vocab)
-
-    def guesses(self, found: Found, top_k: int) -> None:
-        """Its tables are the host's."""
 
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape

@@ -4,6 +4,7 @@ A conditional head looks at more candidates than it is asked for, scores them al
 most likely, and keeps the best of each slot.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,8 +59,9 @@ class Head(Protocol):
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         """One sequence's."""
 
-    def guesses(self, found: Found, top_k: int) -> Guesses | None:
-        """The same scores without the host; None from heads that need it."""
+    @property
+    def guesses(self) -> Callable[[Found, int], Guesses] | None:
+        """Such scores of what was found, `top_k` of a slot, without the host; None where it must help."""
 
 
 class PlainHead:

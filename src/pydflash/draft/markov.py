@@ -9,7 +9,7 @@ import numpy as np
 
 from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
-from pydflash.draft.heads import Candidates, Found, normalised, settle
+from pydflash.draft.heads import Candidates, normalised, settle
 from pydflash.draft.tensors import DraftTensors
 from pydflash.kernels.upload import upload
 
@@ -22,6 +22,7 @@ class MarkovHead:
 
     name = "dspark"
     width = WIDTH
+    guesses = None  # the host does a part of it
 
     def __init__(self, tensors: DraftTensors, config: DraftConfig) -> None:
         markov = config.markov
@@ -30,9 +31,6 @@ class MarkovHead:
         self._ops = tensors.ops
         self._first = tensors.weight(at + "markov.w1", cols=markov.rank)
         self._second = tensors.weight(at + "markov.w2", cols=markov.rank)
-
-    def guesses(self, found: Found, top_k: int) -> None:
-        """Its tables are the host's."""
 
     def scores(self, found: Candidates, top_k: int) -> DraftScores:
         slots, width = found.tokens.shape

@@ -10,7 +10,7 @@ import torch
 from pydflash.draft.base import DraftScores
 from pydflash.draft.config import DraftConfig
 from pydflash.draft.heads import Candidates, Found, settle, settled
-from pydflash.draft.tensors import DraftTensors
+from pydflash.draft.tensors import DraftTensors, Floats
 from pydflash.kernels.ops import Guesses, RowKind, Span
 
 Tensor = torch.Tensor
@@ -30,10 +30,12 @@ class SelectorHead:
         # A round looks up a few rows of each, which numpy does in no time.
         self._before = tensors.table(at + "pred_cb", cols=rank)
         self._after = tensors.table(at + "succ_cb", cols=rank)
-        on_device = [
-            torch.from_numpy(t).to(tensors.ops.device) for t in (self._before, self._after)
-        ]
-        self._tables = on_device[0], on_device[1]  # on the CPU, the same memory
+        self._tables = self._on_device(self._before), self._on_device(self._after)
+
+    def _on_device(self, table: Floats) -> Tensor:
+        """For the device's own scores, in f16; on the CPU the same memory."""
+        device, held = self._ops.device, torch.from_numpy(table)
+        return held if device.type == "cpu" else held.to(device, torch.float16)
 
     def guesses(self, found: Found, top_k: int) -> Guesses:
         rows, width = len(found.anchors), found.tokens.shape[1]

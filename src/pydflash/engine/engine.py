@@ -226,7 +226,8 @@ class Engine:
             s for s in self.scheduler.running if s.finish is None and s.settle() is Phase.DECODE
         ]
         rows = [self._row(s) for s in decoding if s.request.speculate]
-        self.proposer.prepare(rows, len(decoding) - len(rows))
+        free = all(s.mask is None for s in decoding)  # else the host prunes
+        self.proposer.prepare(rows, len(decoding) - len(rows), grow=free)
 
     def _row(self, sequence: Sequence) -> DraftRow:
         return DraftRow(

@@ -38,6 +38,7 @@ RINGS_PER_SEQUENCE = 2
 """A running sequence's drafter context, and one for the conversation it may leave behind."""
 LOOKUP = "lookup"
 _TWICE = ("attn_k.weight", "attn_v.weight")
+_TABLES = ("selector.pred_cb", "selector.succ_cb")  # held in f16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,9 @@ class Drafting:
         their layer, and beside the other layers' for the context."""
         total = 0
         for info in () if self.file is None else self.file.checkpoint.tensors.values():
-            if len(info.shape) == 2:
+            if info.name.endswith(_TABLES):
+                total += 2 * prod(info.shape)
+            elif len(info.shape) == 2:
                 own = ops.held_bytes(info.format, *info.shape)
                 total += 2 * own if info.name.endswith(_TWICE) else own
             else:

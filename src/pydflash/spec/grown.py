@@ -18,11 +18,11 @@ class Grown:
     They set out for the host at once: what the device is given afterwards, it does while they are read.
     """
 
-    def __init__(self, trees: Trees, on_read: Callable[[list[Proposal]], None]) -> None:
+    def __init__(self, trees: Trees) -> None:
         self.trees = trees
         self.nodes = trees.tokens.shape[1]
         self.waited = 0.0  # seconds that `read` waited for the draft
-        self._on_read = on_read
+        self.on_read: Callable[[list[Proposal]], None] | None = None  # told what was read
         self.send()
 
     def send(self) -> None:
@@ -40,7 +40,8 @@ class Grown:
             Proposal(tuple(tokens[r][:n]), tuple(parents[r][:n]), tuple(depth[r][:n]))
             for r, n in enumerate(counts)
         ]
-        self._on_read(made)
+        if self.on_read is not None:
+            self.on_read(made)
         return made
 
 

@@ -1,6 +1,7 @@
 """Policy: whether a round drafts, how many slots, and which nodes are verified. Decides speed, never text.
 
-Deterministic given what it is told; times are arguments. A round is
+Deterministic given what it is told; times are arguments. Where a device grows trees by itself a round is
+`slots`, `nodes` -> (draft, trees) -> `grew` beside the step -> `observe`. Else it is
 `slots` -> (draft) -> `trees` -> (step) -> `observe`; a plain round skips the middle.
 """
 
@@ -35,7 +36,8 @@ FULL = 12  # every so many drafted rounds all slots are drafted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How trees are made. `adaptive` weighs every node; `tree` and `chain` always draft to a budget."""
+    """How trees are made. `adaptive` weighs every node (or, where a device grows them, sizes trees by what
+    was worth it lately); `tree` and `chain` always draft to a budget."""
 
     mode: Literal["adaptive", "tree", "chain"] = "adaptive"
     max_slots: int = 15
@@ -115,7 +117,8 @@ class Policy:
         # The host looks first until it knows, and now and then: what is worth it may have become more.
         if not self._wide or self._drafted % FULL == 0:
             return 0
-        return min(round(self._wide), s.max_nodes, s.max_rows // sequences)
+        most = 1 + s.top_k if slots == 1 else s.max_nodes
+        return min(round(self._wide), most, s.max_nodes, s.max_rows // sequences)
 
     def trees(
         self,
@@ -281,7 +284,8 @@ class Policy:
         kept = [1] * rows
         for r in taken[:count]:
             kept[r] += 1
-        self._wide += WIDTH * (max(kept) - self._wide) if self._wide else max(kept)
+        wide = sum(kept) / max(rows, 1)
+        self._wide += WIDTH * (wide - self._wide) if self._wide else wide
         if made:
             kept = [g.grown(made) for g in growths]
         given = sum(math.exp(w) for g, n in zip(growths, kept, strict=True) for w in g.weights[1:n])

@@ -63,9 +63,10 @@ class Proposer(Protocol):
     ) -> None:
         """Learn how a round ended. `contexts` are those that were given features."""
 
-    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0, *, grow: bool = True) -> None:
         """The next `propose` is likely to be for these rows: begin what need not be waited for.
 
+        `grow`: trees, too, that nobody needs to see before they are verified.
         Called before `settle`. If other rows come instead, what was begun is for nothing.
         """
 
@@ -87,5 +88,5 @@ class PlainProposer:
     ) -> None:
         pass
 
-    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0, *, grow: bool = True) -> None:
         pass

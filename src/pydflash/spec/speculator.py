@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pydflash.device import Scarce
 from pydflash.draft.base import Context, Drafter, DraftRow, DraftScores, Started
-from pydflash.kernels.ops import Guesses, OpTable, Trees
+from pydflash.kernels.ops import Guesses, OpTable
 from pydflash.kernels.upload import ints, upload
 from pydflash.spec.calibration import LOW
 from pydflash.spec.grown import Grown
@@ -40,7 +40,10 @@ class Speculator:
         self.policy = policy
         self._ops = ops
         most = min(drafter.slots, policy.settings.max_slots)
-        self._sizes = draft_sizes(most) if ops is not None else tuple(range(1, most + 1))
+        captured = ops is not None and bool(drafter.taps)  # look-ups are no work of a device
+        self._sizes = draft_sizes(most) if captured else tuple(range(1, most + 1))
+        tau = policy.settings.tau
+        self._tau = None if ops is None or tau is None else upload(np.array([tau]), ops.device)
         self.on_round: Callable[[RoundTrace], None] | None = None
         self._monitor = Monitor(drafter.name) if drafter.taps else None  # look-ups fit any model
         self._slots = 0
@@ -58,10 +61,10 @@ class Speculator:
     def grown(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
         """Trees that `prepare` began to grow, if it was for these rows and they are small enough."""
         ahead = self._ahead
-        if ahead is None or ahead.trees is None or not ahead.is_for(rows):
+        if ahead is None or ahead.grown is None or not ahead.is_for(rows):
             return None
-        nodes = ahead.trees.tokens.shape[1]
-        if nodes > limit:
+        grown = ahead.grown
+        if grown.nodes > limit:
             return None
         self._ahead = None
         if any(row.fresh for row in rows):
@@ -71,9 +74,10 @@ class Speculator:
         def on_read(made: list[Proposal]) -> None:
             self._scores = ahead.started.scores()
             roots = [row.tokens[-1] for row in rows]
-            self.policy.grew(roots, self._scores, nodes, _context(rows))
+            self.policy.grew(roots, self._scores, grown.nodes, _context(rows))
 
-        return Grown(ahead.trees, on_read)
+        grown.on_read = on_read
+        return grown
 
     def propose(self, rows: Sequence[DraftRow], beside: int = 0) -> list[Proposal]:
         """A tree for each row, or the pending token alone where drafting would not pay."""
@@ -97,7 +101,7 @@ class Speculator:
             return [Proposal.root(root) for root in roots]
         return self.policy.trees(roots, self._scores, context=_context(rows), beside=beside)
 
-    def prepare(self, rows: Sequence[DraftRow], beside: int = 0) -> None:
+    def prepare(self, rows: Sequence[DraftRow], beside: int = 0, *, grow: bool = True) -> None:
         """Start the next round's draft, if it can go on while the host does other things.
 
         How many slots it has is decided without the round that is just ending: that costs speed at most. But
@@ -110,12 +114,13 @@ class Speculator:
         if not slots:
             return
         with Scarce():  # without memory for it the next round tries again, and says so
-            nodes = 0 if self._ops is None or beside else self.policy.nodes(len(rows), slots)
+            known = self._ops is not None and grow and not beside
+            nodes = self.policy.nodes(len(rows), slots) if known else 0
             top_k = self.policy.settings.top_k
             started = self.drafter.start(rows, slots, top_k, guess=nodes > 1)
             if started is not None:
-                trees = self._trees(started.guesses, nodes)
-                self._ahead = _Ahead(rows, slots, started, trees)
+                grown = self._grow(started.guesses, nodes)
+                self._ahead = _Ahead(rows, slots, started, grown)
 
     def settle(
         self, contexts: Sequence[Context], outcomes: Sequence[Outcome], spent: Spent
@@ -138,9 +143,9 @@ class Speculator:
     def _chosen_slots(self, rows: Sequence[DraftRow], beside: int) -> int:
         """How many slots to draft for these rows, which may be none."""
         wanted = self.policy.slots(len(rows), _context(rows), beside)
-        return next((n for n in self._sizes if n >= wanted), max(self._sizes)) if wanted else 0
+        return next((n for n in self._sizes if n >= wanted), self._sizes[-1]) if wanted else 0
 
-    def _trees(self, guesses: Guesses | None, nodes: int) -> Trees | None:
+    def _grow(self, guesses: Guesses | None, nodes: int) -> Grown | None:
         """Trees of `nodes` nodes from guesses on the device, there and at once."""
         if guesses is None or self._ops is None:
             return None
@@ -148,10 +153,10 @@ class Speculator:
         if s.mode == "adaptive":
             guesses = self._calibrated(guesses)
         budgets = ints([nodes - 1] * len(guesses.roots), device)
-        tau = None if s.tau is None else upload(np.array([s.tau]), device)
-        return self._ops.grow_trees(
-            guesses, budgets, nodes, self.policy.candidates, s.chain_seed, tau
+        trees = self._ops.grow_trees(
+            guesses, budgets, nodes, self.policy.candidates, s.chain_seed, self._tau
         )
+        return Grown(trees)
 
     def _calibrated(self, guesses: Guesses) -> Guesses:
         """See `Calibration.apply`."""
@@ -206,18 +211,18 @@ class Speculator:
 def draft_sizes(slots: int) -> tuple[int, ...]:
     """How many slots are drafted where each number is captured as a graph of its own, up to `slots`: few, and
     more of them cost little there."""
-    return tuple(sorted({1, min(3, slots), (slots + 1) // 2, slots}))
+    return tuple(sorted({n for n in (1, 3, (slots + 1) // 2, slots) if 0 < n <= slots}))
 
 
 class _Ahead:
     """A draft that was started for rows as they were then: of these contexts after these tokens."""
 
     def __init__(
-        self, rows: Sequence[DraftRow], slots: int, started: Started, trees: Trees | None
+        self, rows: Sequence[DraftRow], slots: int, started: Started, grown: Grown | None
     ) -> None:
         self.slots = slots
         self.started = started
-        self.trees = trees  # that the device grows from it
+        self.grown = grown  # trees that the device grows from it
         self._rows = rows
         self._lengths = [len(row.tokens) for row in rows]  # the lists grow, and do nothing else
 
@@ -254,7 +259,7 @@ def _trace(scores: DraftScores, outcome: Outcome, spent: Spent) -> RoundTrace:
 
 def _logp(scores: DraftScores, nodes: Proposal, node: int) -> float:
     """What the drafter gave a node after its parent."""
-    if not node:
+    if not node or not scores.tokens.size:  # the root, or a tree of a draft that turned out damaged
         return 0.0
     slot, parent = nodes.depth[node] - 1, nodes.parents[node]
     at = scores.tokens[slot].tolist().index(nodes.tokens[node])

@@ -198,13 +198,14 @@ def test_calibrated_scores(form: object, device: torch.device) -> None:
     given[0].logp[0, 0], given[0].logp[2, 3] = -1e-7, -80.0
     totals = torch.randn(3, 5)
     values = torch.from_numpy(np.stack([s.logp for s in given])) + totals[..., None]
-    shift = torch.from_numpy(learned._shift)
+    values[2, 1, 2], values[2, 4] = torch.nan, torch.nan
+    shift = torch.from_numpy(learned.shift)
     assert shift.abs().max() > 0.3
     got = form.calibrate(  # type: ignore[attr-defined]
         values.to(device), totals.to(device), shift.to(device), LOW
     )
     for r in range(3):
-        logp = (values[r] - totals[r, :, None]).numpy()
+        logp = (values[r] - totals[r, :, None]).nan_to_num(nan=-torch.inf).numpy()
         on, off = learned.apply(DraftScores(tokens=given[r].tokens, logp=logp))
         assert off is not None
         np.testing.assert_allclose(got[0, r].cpu().numpy(), on.logp, rtol=2e-7)

@@ -10,9 +10,11 @@ def calibrate(values: Tensor, totals: Tensor, shift: Tensor, low: int) -> Tensor
 
     shift[d] is added to the log-odds of slot min(d, D - 1), by what lies between the two nearest of the
     knots low, low + 1, ..; it gives the first half. The second half is for parents off the best path, by
-    shift[D].
+    shift[D]. What is no number never comes.
     """
-    logp = values - totals[..., None]
+    logp = (values - totals[..., None]).nan_to_num(
+        nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )
     wide = logp.double().clamp(-60.0, -1e-5)
     odds = wide - torch.log(-torch.expm1(wide))
     bins = shift.shape[1]

@@ -28,6 +28,8 @@ def calibrate_kernel(
     o = tl.arange(0, BLOCK)
     mask = o < K
     logp = tl.load(values_ptr + i * K + o, mask=mask, other=0.0) - tl.load(totals_ptr + i)
+    never = ~(logp > float("-inf"))  # a damaged drafter's NaN as well
+    logp = tl.where(never, float("-inf"), logp)
     # The bounds as the host has them, not as f32 would.
     near = tl.full((), -1.0, tl.float64) / 100000
     wide = tl.minimum(tl.maximum(logp.to(tl.float64), -60.0), near)
@@ -35,7 +37,6 @@ def calibrate_kernel(
     place = tl.minimum(tl.maximum(odds, LOW), bins - 1.0 + LOW) - LOW
     knot = tl.minimum(place.to(tl.int32), bins - 2)
     line = tl.minimum((i % S).to(tl.int32), lines - 2)
-    never = logp == float("-inf")
     on = _moved(shift_ptr, line, odds, place, knot, bins)
     off = _moved(shift_ptr, lines - 1, odds, place, knot, bins)
     tl.store(out_ptr + i * K + o, tl.where(never, logp, on.to(tl.float32)), mask=mask)
