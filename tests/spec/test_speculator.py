@@ -19,7 +19,7 @@ class Hopeless:
 
     name = "hopeless"
     slots = 15
-    taps = ()
+    taps: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.law = Decoding(adaptive())
@@ -125,6 +125,7 @@ def test_few_sizes_are_drafted_where_each_is_captured(slots: int) -> None:
 
 def test_a_captured_draft_has_as_many_slots_as_wanted_or_more() -> None:
     drafter, policy = Hopeless(), adaptive()
+    drafter.taps = (0,)  # a network; a look-up drafts what is wanted, wherever the model runs
     ahead, host = Speculator(drafter, policy, table("ref")), Speculator(drafter, policy)
     rows = [DraftRow(tokens=[1])]
     for wanted in range(drafter.slots + 1):
@@ -134,3 +135,4 @@ def test_a_captured_draft_has_as_many_slots_as_wanted_or_more() -> None:
         assert got in (0, *draft_sizes(drafter.slots))
         assert got >= wanted
         assert bool(got) == bool(wanted)
+        assert Speculator(Hopeless(), policy, table("ref"))._chosen_slots(rows, 0) == wanted
