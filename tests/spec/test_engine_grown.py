@@ -1,6 +1,7 @@
 """Trees that the device grows from its own draft and verifies before the host has seen them: the host's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydflash.draft.base import DraftRow, DraftScores
 from pydflash.draft.config import SelectorConfig
 from pydflash.draft.heads import settle, settled
 from pydflash.engine.engine import Engine
-from pydflash.engine.request import Request
+from pydflash.engine.request import Request, Sequence
 from pydflash.kernels.record import Again
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.cost import CostModel
@@ -49,7 +50,7 @@ class Watch:
         proposer.grown = self.take  # type: ignore[method-assign]
         proposer.policy.trees = self.host  # type: ignore[method-assign]
 
-    def take(self, rows: Sequence[DraftRow], limit: int) -> Grown | None:
+    def take(self, rows: Many[DraftRow], limit: int) -> Grown | None:
         self.asked += 1
         made = self._grown(rows, limit)
         if made is not None:
@@ -88,6 +89,15 @@ def engine_of(
         **more,  # type: ignore[arg-type]
     )
     return engine, Watch(engine)
+
+
+def growing(path: Path) -> tuple[Engine, Watch, Sequence]:
+    """An engine that has just taken the first of the device's trees, for this sequence."""
+    engine, watch = engine_of(path)
+    sequence = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
+    while not watch.grown:
+        engine.step()
+    return engine, watch, sequence
 
 
 @pytest.mark.parametrize(("selector", "captured"), [(False, True), (True, False)])
@@ -210,11 +220,8 @@ def test_trees_set_out_before_the_device_is_given_their_verification(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the host would wait for both, and the device for the host."""
-    engine, watch = engine_of(path)
+    engine, _, _ = growing(path)
     order: list[str] = []
-    engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
-    while not watch.grown:
-        engine.step()
 
     def noted(name: str, work: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **more: object) -> object:
@@ -259,10 +266,7 @@ def test_a_damaged_draft_spoils_no_text(path: Path, tree: str, sound: int) -> No
 
 def test_without_memory_for_a_trees_way_the_round_drafts_as_ever(path: Path) -> None:
     plain = run(make_engine(path, ops=SLOW), [Request(prompt=(5, 6, 7), params=GREEDY, seed=1)])[0]
-    engine, watch = engine_of(path)
-    sequence = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
-    while not watch.grown:
-        engine.step()
+    engine, watch, sequence = growing(path)
 
     def scarce(self: Grown) -> None:
         raise torch.OutOfMemoryError("none left")
@@ -282,10 +286,7 @@ def test_without_memory_for_a_trees_way_the_round_drafts_as_ever(path: Path) -> 
 def test_a_failing_read_ends_the_step_and_nothing_else(path: Path) -> None:
     """Out of memory between the forward and its trees: one request fails, the next is served."""
     plain = run(make_engine(path, ops=SLOW), [Request(prompt=(8, 9), params=GREEDY, seed=2)])[0]
-    engine, watch = engine_of(path)
-    first = engine.add(Request(prompt=(5, 6, 7), params=GREEDY, seed=1))
-    while not watch.grown:
-        engine.step()
+    engine, _, first = growing(path)
 
     def scarce(self: Grown) -> object:
         raise torch.OutOfMemoryError("none left")

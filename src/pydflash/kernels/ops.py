@@ -243,7 +243,7 @@ class Guesses:
 
     roots int32 [R], tokens int32 [R, S, K]. Either logp f32 [R, S, K], and `off` of the same shape for
     parents that are not on the path of best candidates (else they score alike); or pair f32 [R, S, K, K],
-    the log-probabilities after each candidate of the slot before.
+    the log-probabilities after each candidate of the slot before: trees are then grown by these alone.
     """
 
     roots: Tensor

@@ -133,7 +133,8 @@ class Policy:
         s = self.settings
         limits = [min(s.max_nodes, x) for x in limits or [s.max_nodes] * len(roots)]
         if s.mode == "adaptive":
-            return self._grow(roots, scores, limits, context, beside)
+            growths, kept = self._grow(roots, scores, limits, context, beside)
+            return [g.proposal(n) for g, n in zip(growths, kept, strict=True)]
         out = []
         for root, given, limit in zip(roots, scores, limits, strict=True):
             tree = build_tree(
@@ -251,8 +252,10 @@ class Policy:
         context: int,
         beside: int = 0,
         made: int = 0,
-    ) -> list[Proposal]:
-        """Take the likeliest node of any row while it is worth its time at the running rate.
+    ) -> tuple[list[Growth], list[int]]:
+        """The growth of each row, and how many of its nodes to keep.
+
+        The likeliest node of any row is taken while it is worth its time at the running rate.
 
         The last counts are those of the best sum of expected tokens less seconds at that rate; or each is
         `made`, if that is what was made already.
@@ -288,17 +291,15 @@ class Policy:
         self._wide += WIDTH * (wide - self._wide) if self._wide else wide
         if made:
             kept = [g.grown(made) for g in growths]
-        given = sum(math.exp(w) for g, n in zip(growths, kept, strict=True) for w in g.weights[1:n])
-        self._expected = 1.0 + given / max(rows, 1)
-        self._note(growths, kept)
-        return [g.proposal(n) for g, n in zip(growths, kept, strict=True)]
+        self._expected = 1.0 + self._note(growths, kept)
+        return growths, kept
 
     def _start(self, root: int, given: DraftScores) -> Growth:
         scores, off = self.calibration.apply(given)
         return Growth(root, scores, top_k=self.settings.top_k, off=off)
 
-    def _note(self, growths: Sequence[Growth], kept: Sequence[int]) -> None:
-        """Remember what each depth was expected to give, as far as it was drafted."""
+    def _note(self, growths: Sequence[Growth], kept: Sequence[int]) -> float:
+        """Remember what each depth was expected to give, as far as it was drafted. Tokens a row of all."""
         deepest = max((g.slots for g in growths), default=0)
         gave = [0.0] * min(deepest, len(self._reach))
         for growth, count in zip(growths, kept, strict=True):
@@ -306,6 +307,7 @@ class Policy:
                 gave[growth.depth(node) - 1] += math.exp(growth.weights[node]) / len(growths)
         for slot, tokens in enumerate(gave):
             self._reach[slot] += REACH * (tokens - self._reach[slot])
+        return sum(gave)
 
 
 def _may_gain(missing: float, tokens: float, worth: float, cost: Sequence[float]) -> bool:
