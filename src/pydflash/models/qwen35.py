@@ -210,7 +210,8 @@ class DeltaBlock:
                 v_heads=d.v_heads,
                 k_dim=d.k_dim,
                 v_dim=d.v_dim,
-                conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)),
+                # Tap by tap in memory: kernels take channels side by side.
+                conv=bind.matrix(at + "ssm_conv1d.weight", (d.channels, d.width)).T.contiguous().T,
                 a=bind.vector(at + "ssm_a", d.v_heads),
                 dt_bias=bind.vector(at + "ssm_dt.bias", d.v_heads),
                 norm=bind.vector(at + "ssm_norm.weight", d.v_dim),

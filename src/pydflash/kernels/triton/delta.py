@@ -87,6 +87,7 @@ def _exact_rows(
         mixed.apart,
         recurrent.conv,
         args.conv,
+        *args.conv.stride(),
         args.a,
         args.dt_bias,
         batch.slots,

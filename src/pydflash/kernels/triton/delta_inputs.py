@@ -24,64 +24,60 @@ def parent_of(parents_ptr, i_token, start, HAS_PARENTS: tl.constexpr):
 
 
 @triton.jit
-def _sources(
-    parents_ptr, i_token, start,
-    W: tl.constexpr, BLOCK_W: tl.constexpr, HAS_PARENTS: tl.constexpr,
-):  # fmt: skip
-    """Where the convolution's W inputs are: tokens of the step [BLOCK_W], and for what lies before the row's
-    first token, which has -1 there, rows of the convolution's state [BLOCK_W]."""
-    o_w = tl.arange(0, BLOCK_W)
-    b_token = tl.where(o_w == W - 1, i_token, -1)
-    b_held = o_w * 0
+def _sources(parents_ptr, i_token, start, W: tl.constexpr, HAS_PARENTS: tl.constexpr):
+    """Where the convolution's W inputs are, the token's own first: tokens of the step, and for what lies
+    before the row's first token, which has -1 there, rows of the convolution's state."""
+    tokens = (i_token,)
+    held = (0,)
     ancestor = i_token
     missing = 0
-    for j in tl.static_range(W - 1):
+    for _ in tl.static_range(W - 1):
         if missing == 0:
             ancestor = parent_of(parents_ptr, ancestor, start, HAS_PARENTS)
         missing += tl.where(ancestor < 0, 1, 0)
-        b_token = tl.where(o_w == W - 2 - j, ancestor, b_token)
-        b_held = tl.where(o_w == W - 2 - j, W - 1 - tl.maximum(missing, 1), b_held)
-    return b_token, b_held
+        tokens += (ancestor,)
+        held += (W - 1 - tl.maximum(missing, 1),)
+    return tokens, held
 
 
 @triton.jit
 def _raw(
-    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_c, mask,
-    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr, SLOTS: tl.constexpr,
+    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_c, mask,
+    C: tl.constexpr, W: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The convolution's inputs at channels o_c: f32 [BLOCK_W, channels], the token's own in row W - 1."""
-    is_own = (b_token >= 0)[:, None]
-    is_tap = (tl.arange(0, BLOCK_W) < W)[:, None] & mask[None, :]
-    o_mixed = tl.maximum(b_token, 0).to(tl.int64)[:, None] * stride_mixed + o_c[None, :]
-    b_x = sum_parts(mixed_ptr, counts_ptr, o_c[None, :], o_mixed, apart, SLOTS, is_tap & is_own).to(
-        tl.float32
-    )
-    o_held = b_held[:, None] * C + o_c[None, :]
-    return tl.where(is_own, b_x, tl.load(conv_ptr + o_held, mask=is_tap & ~is_own, other=0.0))
+    """The convolution's inputs at channels o_c: W times f32 [channels], the token's own first.
+
+    Each is a vector of its own: as rows of one block they would move between threads for every sum and store.
+    """
+    raw = ()
+    for j in tl.static_range(W):
+        is_own = tokens[j] >= 0
+        at = tl.maximum(tokens[j], 0).to(tl.int64) * stride_mixed + o_c
+        b_x = sum_parts(mixed_ptr, counts_ptr, o_c, at, apart, SLOTS, mask).to(tl.float32)
+        if j > 0:
+            b_held = tl.load(conv_ptr + held[j] * C + o_c, mask=mask & ~is_own, other=0.0)
+            b_x = tl.where(is_own, b_x, b_held)
+        raw += (b_x,)
+    return raw
 
 
 @triton.jit
-def _convolved(b_raw, taps_ptr, o_c, mask, W: tl.constexpr, BLOCK_W: tl.constexpr):
+def _convolved(raw, taps_ptr, stride_channel, stride_tap, o_c, mask, W: tl.constexpr):
     """silu of the convolution: [channels]."""
-    o_w = tl.arange(0, BLOCK_W)
-    b_taps = tl.load(
-        taps_ptr + o_c[None, :] * W + o_w[:, None],
-        mask=(o_w < W)[:, None] & mask[None, :],
-        other=0.0,
-    )
-    return silu(tl.sum(b_raw * b_taps, 0))
+    b_y = tl.zeros_like(raw[0])
+    for j in tl.static_range(W):
+        at = o_c * stride_channel + j * stride_tap
+        b_y = tl.fma(raw[W - 1 - j], tl.load(taps_ptr + at, mask=mask, other=0.0), b_y)
+    return silu(b_y)
 
 
 @triton.jit
-def _keep(
-    b_raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask,
-    C: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
+def _keep(raw, conv_ptr, rows_ptr, is_single, wide, o_c, mask, C: tl.constexpr, W: tl.constexpr):
     """The token's inputs, to the tape; of a row of one token the last W - 1, to the convolution's state."""
-    o_w = tl.arange(0, BLOCK_W)[:, None]
-    o_out = tl.where(is_single, conv_ptr + (o_w - 1) * C, rows_ptr + wide * C) + o_c[None, :]
-    first = tl.where(is_single, 1, W - 1)
-    tl.store(o_out, b_raw, mask=(o_w >= first) & (o_w < W) & mask[None, :])
+    own_ptr = tl.where(is_single, conv_ptr + (W - 2) * C, rows_ptr + wide * C)
+    tl.store(own_ptr + o_c, raw[0], mask=mask)
+    for j in tl.static_range(1, W - 1):
+        tl.store(conv_ptr + (W - 2 - j) * C + o_c, raw[j], mask=mask & is_single)
 
 
 @triton.jit
@@ -178,6 +174,8 @@ def delta_inputs_kernel(
     apart,
     conv_ptr,
     taps_ptr,
+    stride_channel,
+    stride_tap,
     a_ptr,
     dt_bias_ptr,
     slots_ptr,
@@ -212,7 +210,6 @@ def delta_inputs_kernel(
     rows [T, C], order and until [T].
     """
     C: tl.constexpr = 2 * HK * DK + HV * DV
-    BLOCK_W: tl.constexpr = triton.next_power_of_2(W)
     i_token = tl.program_id(0)
     i_head = tl.num_programs(1) - 1 - tl.program_id(1)  # a place takes longest: it goes first
     i_row = tl.load(row_of_ptr + i_token)
@@ -221,25 +218,25 @@ def delta_inputs_kernel(
     wide = i_token.to(tl.int64)
     if i_head < HK + HV:
         conv_ptr += tl.load(slots_ptr + i_row).to(tl.int64) * (W - 1) * C
-        b_token, b_held = _sources(parents_ptr, i_token, start, W, BLOCK_W, HAS_PARENTS)
+        tokens, held = _sources(parents_ptr, i_token, start, W, HAS_PARENTS)
         if i_head < HK:
             o_k = tl.arange(0, BLOCK_K)
             is_k = o_k < DK
             o_q = i_head * DK + o_k
             o_key = HK * DK + o_q
-            b_raw_q = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_q, is_k,
-                C, W, BLOCK_W, SLOTS,
+            raw_q = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_q, is_k,
+                C, W, SLOTS,
             )  # fmt: skip
-            b_raw_k = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_key, is_k,
-                C, W, BLOCK_W, SLOTS,
+            raw_k = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_key, is_k,
+                C, W, SLOTS,
             )  # fmt: skip
-            b_q = _convolved(b_raw_q, taps_ptr, o_q, is_k, W, BLOCK_W)
-            b_k = _convolved(b_raw_k, taps_ptr, o_key, is_k, W, BLOCK_W)
+            b_q = _convolved(raw_q, taps_ptr, stride_channel, stride_tap, o_q, is_k, W)
+            b_k = _convolved(raw_k, taps_ptr, stride_channel, stride_tap, o_key, is_k, W)
             tl.debug_barrier()  # every thread has read what others overwrite
-            _keep(b_raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, is_k, C, W, BLOCK_W)
-            _keep(b_raw_k, conv_ptr, rows_ptr, is_single, wide, o_key, is_k, C, W, BLOCK_W)
+            _keep(raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, is_k, C, W)
+            _keep(raw_k, conv_ptr, rows_ptr, is_single, wide, o_key, is_k, C, W)
             b_q *= scale / tl.maximum(tl.sqrt(tl.sum(b_q * b_q, 0)), eps)
             b_k *= 1.0 / tl.maximum(tl.sqrt(tl.sum(b_k * b_k, 0)), eps)
             tl.store(q_ptr + wide * HK * DK + o_q, b_q, mask=is_k)
@@ -257,13 +254,13 @@ def delta_inputs_kernel(
             alpha, beta = tl.split(b_gates.to(tl.float32))
             alpha += tl.load(dt_bias_ptr + head)
             a = tl.load(a_ptr + head)
-            b_raw = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, b_token, b_held, o_value, is_v,
-                C, W, BLOCK_W, SLOTS,
+            raw = _raw(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_value, is_v,
+                C, W, SLOTS,
             )  # fmt: skip
-            b_v = _convolved(b_raw, taps_ptr, o_value, is_v, W, BLOCK_W)
+            b_v = _convolved(raw, taps_ptr, stride_channel, stride_tap, o_value, is_v, W)
             tl.debug_barrier()
-            _keep(b_raw, conv_ptr, rows_ptr, is_single, wide, o_value, is_v, C, W, BLOCK_W)
+            _keep(raw, conv_ptr, rows_ptr, is_single, wide, o_value, is_v, C, W)
             tl.store(v_ptr + wide * HV * DV + head * DV + o_v, b_v, mask=is_v)
             tl.store(decay_ptr + wide * HV + head, exp_near_one(softplus(alpha) * a))
             tl.store(beta_ptr + wide * HV + head, sigmoid(beta))

@@ -32,6 +32,8 @@ def prefill_inputs_kernel(
     slots_ptr,
     conv_ptr,
     taps_ptr,
+    stride_channel,
+    stride_tap,
     a_ptr,
     dt_bias_ptr,
     qk_ptr,
@@ -71,7 +73,7 @@ def prefill_inputs_kernel(
         if j < W - 1:
             held = conv_ptr + (slot * (W - 1) + o_s + W - 1)[:, None] * C + o_c[None, :]
             b_raw += tl.load(held, mask=mask & (o_s < 0)[:, None], other=0.0)
-        b_tap = tl.load(taps_ptr + o_c * W + j, mask=is_d, other=0.0)
+        b_tap = tl.load(taps_ptr + o_c * stride_channel + j * stride_tap, mask=is_d, other=0.0)
         b_sum = tl.fma(b_raw, b_tap[None, :], b_sum)
     b_x = silu(b_sum)
     if is_v:
@@ -334,8 +336,8 @@ def prefill(
         device=like.device,
     )
     prefill_inputs_kernel[(2 * HK + HV, triton.cdiv(n, BLOCK_T))](
-        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv, args.conv, args.a, args.dt_bias,
-        qk, v, log_decay, beta, args.eps, DK**-0.5,
+        mixed, row_stride(mixed), n, i_row, slots, recurrent.conv, args.conv,
+        *args.conv.stride(), args.a, args.dt_bias, qk, v, log_decay, beta, args.eps, DK**-0.5,
         HK=HK, HV=HV, DK=DK, DV=DV, W=args.conv.shape[1],
         BLOCK_T=BLOCK_T, BLOCK_D=max(block_k, block_v), num_warps=4,
     )  # fmt: skip
