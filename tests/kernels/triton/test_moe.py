@@ -8,7 +8,7 @@ import torch
 from pydflash.errors import UnsupportedError
 from pydflash.kernels.ops import Expert, MoeArgs, RowKind, Span, Weight
 from pydflash.kernels.ref import moe as ref_moe
-from pydflash.kernels.triton import flow, pointwise
+from pydflash.kernels.triton import experts, flow, pointwise
 from pydflash.kernels.triton.moe import moe
 from pydflash.kernels.triton.route import group, route
 from pydflash.kernels.triton.weights import packed_of, prepare
@@ -123,6 +123,20 @@ def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:
     alone = torch.cat([layer(x[t : t + 1]) for t in range(many)])
     assert torch.equal(together, alone)
     assert torch.equal(layer(x[-4:].contiguous()), together[-4:])
+
+
+def test_programs_with_several_jobs_give_the_same_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer(device, experts=2, E=1024, formats=("Q4_0", "Q8_0", "Q8_0"))
+    up, down = (packed_of(w) for w in (layer.args.experts[0].gate_up, layer.args.experts[0].down))
+    assert len(up.segments) * up.units >= 16  # tiles and splits, and of them more than a program takes
+    assert sum(s.tiles for s in down.segments) > 3
+    x = torch.randn(2, layer.E, device=device)
+    want = layer(x)
+    monkeypatch.setattr(experts, "MANY", 1)
+    monkeypatch.setattr(experts, "JOBS", 3)
+    assert torch.equal(layer(x), want)
 
 
 def test_prompts_take_wider_blocks_and_give_the_same(device: torch.device) -> None:

@@ -214,10 +214,11 @@ def delta_inputs_kernel(
     i_head = tl.num_programs(1) - 1 - tl.program_id(1)  # a place takes longest: it goes first
     i_row = tl.load(row_of_ptr + i_token)
     start, stop = tl.load(starts_ptr + i_row), tl.load(starts_ptr + i_row + 1)
+    slot = tl.load(slots_ptr + i_row).to(tl.int64)
     is_single = stop - start == 1
     wide = i_token.to(tl.int64)
     if i_head < HK + HV:
-        conv_ptr += tl.load(slots_ptr + i_row).to(tl.int64) * (W - 1) * C
+        conv_ptr += slot * (W - 1) * C
         tokens, held = _sources(parents_ptr, i_token, start, W, HAS_PARENTS)
         if i_head < HK:
             o_k = tl.arange(0, BLOCK_K)

@@ -24,6 +24,13 @@ def _operand(x_ptr, o_k, DK: tl.constexpr):
 
 
 @triton.jit
+def _arrived(b_state, slot):
+    """b_state, waited for here. A GPU tells loads in flight apart by six counters only: a state still on its
+    way when the walk goes on shares one with the operands fetched ahead, and every node waits for both."""
+    return b_state * tl.where(slot >= 0, 1.0, 0.0)
+
+
+@triton.jit
 def _summed(b_state, b_x):
     """sum over Dk of state times x -> [BLOCK_V, 1]."""
     return tl.sum(tl.sum(tl.sum(b_state * b_x[None, :, :, :], 2), 2), 1)[:, None]
@@ -118,12 +125,12 @@ def delta_walk_kernel(
     is_state = (o_k < DK)[None, :, :, :] & (o_column < DV)[:, None, None, None]
     states = state_ptr + (slot * HV + i_head) * DK * DV + o_state
     k_head = i_head % HK
-    b_state = tl.load(states, mask=is_state, other=0.0)
+    b_state = _arrived(tl.load(states, mask=is_state, other=0.0), slot)
     b_kept, kept = b_state, start * 0 - 2  # a state that is needed again, and whose it is
     above = start * 0 - 1  # b_state is the state after this token: the slot's for -1
     next_token, next_parent = start, above
     if HAS_PARENTS:
-        next_token = tl.load(order_ptr + start)
+        next_token, next_until = tl.load(order_ptr + start), tl.load(until_ptr + start)
         after_next = tl.load(order_ptr + tl.minimum(start + 1, stop - 1))
     wide = next_token.to(tl.int64)
     b_next_q = _operand(q_ptr + (wide * HK + k_head) * DK, o_k, DK)
@@ -136,7 +143,7 @@ def delta_walk_kernel(
         token, b_q, b_k, b_v = wide, b_next_q, b_next_k, b_next_v
         qk, decay, beta, parent = next_qk, next_decay, next_beta, next_parent
         if HAS_PARENTS:
-            until = tl.load(until_ptr + i_place)
+            until, next_until = next_until, tl.load(until_ptr + tl.minimum(i_place + 1, stop - 1))
             next_parent = parent_of(parents_ptr, after_next, start, True)
             wide = after_next.to(tl.int64)
             after_next = tl.load(order_ptr + tl.minimum(i_place + 2, stop - 1))
@@ -154,9 +161,10 @@ def delta_walk_kernel(
                     b_state = b_kept
                 else:
                     tl.debug_barrier()  # deltas that other threads of this program stored
+                    b_state = _arrived(tl.load(states, mask=is_state, other=0.0), slot)
                     b_state = _restored(
-                        tl.load(states, mask=is_state, other=0.0), i_place, start, i_head, order_ptr,
-                        until_ptr, k_ptr, decay_ptr, delta_ptr, o_k, o_v, HK, HV, DK, DV,
+                        b_state, i_place, start, i_head, order_ptr, until_ptr, k_ptr, decay_ptr,
+                        delta_ptr, o_k, o_v, HK, HV, DK, DV,
                     )  # fmt: skip
                 above = parent
         # q . (decay S + k delta) = decay (q . S) + (q . k) delta: both sums read the state before the token

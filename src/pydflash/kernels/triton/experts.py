@@ -22,6 +22,9 @@ from pydflash.kernels.triton.weights import Packed, packed_of
 Tensor = torch.Tensor
 
 BUSY = 512  # programs that one token should give, where K is long enough to be cut
+MANY, JOBS = 64, 4
+"""From so many blocks on, a program takes so many of these: it begins with several reads that wait for each
+other, which is as long as a job. Changes no bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,56 +47,61 @@ def _at(base_ptr, table_ptr, PLANE: tl.constexpr, X, expert):
     return base_ptr + tl.load(table_ptr + PLANE * X + expert) * items
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks"])
+@triton.jit(do_not_specialize=["pairs", "blocks", "jobs"])
 def expert_kernel(
     x_ptr, out_ptr, order_ptr, entries_ptr, table_ptr, row_scale_ptr,
     words0_ptr, high0_ptr, scales0_ptr, words1_ptr, high1_ptr, scales1_ptr,
-    x_stride, pairs, blocks, X, rows, units, per, tiles0, rows0, tiles1, rows1,
+    x_stride, pairs, blocks, X, rows, units, splits, per, jobs, tiles0, rows0, tiles1, rows1,
     FAN: tl.constexpr, KIND0: tl.constexpr, KIND1: tl.constexpr, BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr, ASM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """out f32 [splits, P, N] = partial sums of W x, x's row for pair p being p // FAN.
-    Grid (tiles, blocks, splits)."""
-    i_n, i_b, i_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+
+    Grid (programs, blocks): of a block's jobs, splits of a tile of rows, a program takes the next `jobs`.
+    """
+    i_p, i_b = tl.program_id(0), tl.program_id(1)
     held = tl.load(entries_ptr + 2 * blocks + i_b)
     if held > 0:
         expert = tl.load(entries_ptr + i_b)
         o_t = tl.arange(0, BLOCK_T)
         t_mask = o_t < held
         pair = tl.load(order_ptr + tl.load(entries_ptr + blocks + i_b) + o_t, mask=t_mask, other=0)
-        first = i_s * per
-        count = tl.minimum(per, units - first)
         row_scale = _at(row_scale_ptr, table_ptr, 6, X, expert)
-        o_n = tl.arange(0, 64)
-        if i_n < tiles0:
-            high0 = high0_ptr
-            scales0 = scales0_ptr
-            if KIND0 != 16:
-                high0 = _at(high0_ptr, table_ptr, 1, X, expert)
-                scales0 = _at(scales0_ptr, table_ptr, 2, X, expert)
-            n = i_n * 64 + o_n
-            scale = tl.load(row_scale + n, mask=n < rows0, other=0.0)
-            acc = tile_sums(
-                _at(words0_ptr, table_ptr, 0, X, expert), high0, scales0,
-                i_n * 64, tiles0, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
-                KIND0, 64, BLOCK_T, STAGES, ASM, WHOLE,
-            )  # fmt: skip
-            store_sums(acc, scale, n, rows0, 0, out_ptr, i_s, pairs, rows, pair, t_mask)
-        elif KIND1 != 0:
-            i_n -= tiles0
-            high1 = high1_ptr
-            scales1 = scales1_ptr
+        words0 = _at(words0_ptr, table_ptr, 0, X, expert)
+        high0 = high0_ptr
+        scales0 = scales0_ptr
+        if KIND0 != 16:
+            high0 = _at(high0_ptr, table_ptr, 1, X, expert)
+            scales0 = _at(scales0_ptr, table_ptr, 2, X, expert)
+        words1 = words1_ptr
+        high1 = high1_ptr
+        scales1 = scales1_ptr
+        if KIND1 != 0:
+            words1 = _at(words1_ptr, table_ptr, 3, X, expert)
             if KIND1 != 16:
                 high1 = _at(high1_ptr, table_ptr, 4, X, expert)
                 scales1 = _at(scales1_ptr, table_ptr, 5, X, expert)
-            n = i_n * 64 + o_n
-            scale = tl.load(row_scale + rows0 + n, mask=n < rows1, other=0.0)
-            acc = tile_sums(
-                _at(words1_ptr, table_ptr, 3, X, expert), high1, scales1,
-                i_n * 64, tiles1, units, first, count, x_ptr, x_stride, pair // FAN, t_mask,
-                KIND1, 64, BLOCK_T, STAGES, ASM, WHOLE,
-            )  # fmt: skip
-            store_sums(acc, scale, n, rows1, rows0, out_ptr, i_s, pairs, rows, pair, t_mask)
+        o_n = tl.arange(0, 64)
+        for job in range(i_p * jobs, tl.minimum((i_p + 1) * jobs, (tiles0 + tiles1) * splits)):
+            i_n, i_s = job // splits, job % splits
+            first = i_s * per
+            count = tl.minimum(per, units - first)
+            if i_n < tiles0:
+                n = i_n * 64 + o_n
+                scale = tl.load(row_scale + n, mask=n < rows0, other=0.0)
+                acc = tile_sums(
+                    words0, high0, scales0, i_n * 64, tiles0, units, first, count,
+                    x_ptr, x_stride, pair // FAN, t_mask, KIND0, 64, BLOCK_T, STAGES, ASM, WHOLE,
+                )  # fmt: skip
+                store_sums(acc, scale, n, rows0, 0, out_ptr, i_s, pairs, rows, pair, t_mask)
+            elif KIND1 != 0:
+                n = (i_n - tiles0) * 64 + o_n
+                scale = tl.load(row_scale + rows0 + n, mask=n < rows1, other=0.0)
+                acc = tile_sums(
+                    words1, high1, scales1, (i_n - tiles0) * 64, tiles1, units, first, count,
+                    x_ptr, x_stride, pair // FAN, t_mask, KIND1, 64, BLOCK_T, STAGES, ASM, WHOLE,
+                )  # fmt: skip
+                store_sums(acc, scale, n, rows1, rows0, out_ptr, i_s, pairs, rows, pair, t_mask)
 
 
 def stack(weights: Sequence[Weight], used: int) -> Stack:
@@ -140,7 +148,8 @@ def product(x: Tensor, stacked: Stack, blocks: Blocks, fan: int) -> Tensor:
         for s in (one, two)
         for p in (s.planes.words, s.planes.high, s.planes.scales)
     ]
-    expert_kernel[(tiles, count, stacked.splits)](
+    jobs = JOBS if count >= MANY else 1
+    expert_kernel[(triton.cdiv(tiles * stacked.splits, jobs), count)](
         x,
         out,
         blocks.order,
@@ -154,10 +163,12 @@ def product(x: Tensor, stacked: Stack, blocks: Blocks, fan: int) -> Tensor:
         X,
         stacked.rows,
         first.units,
+        stacked.splits,
         stacked.per,
+        jobs,
         one.tiles,
         one.planes.rows,
-        two.tiles,
+        two.tiles if len(first.segments) > 1 else 0,
         two.planes.rows,
         FAN=fan,
         KIND0=one.planes.kind,

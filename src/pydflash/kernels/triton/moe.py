@@ -9,6 +9,7 @@ import triton.language as tl
 
 from pydflash.kernels.ops import MoeArgs, RowKind, Span
 from pydflash.kernels.triton import experts, flow, layers, pointwise
+from pydflash.kernels.triton.branch import Branch
 from pydflash.kernels.triton.experts import Stack
 from pydflash.kernels.triton.route import group, route
 from pydflash.kernels.triton.weights import packed_of
@@ -54,12 +55,14 @@ def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, .
     feeders = [args.router] if shared is None else [args.router, shared.gate_up]
     widths = {up.first.width, *(packed_of(w).width for w in feeders)}
     normed = {width: flow.norm(x, norm, eps, width) for width in sorted(widths)}  # mostly one
-    logits = layers.multiplied(normed[packed_of(args.router).width], args.router, spans)
+    branch = Branch(x.device)
     beside: Tensor | None = None
     if shared is not None:
         fed = normed[packed_of(shared.gate_up).width]
-        inner = layers.gated(fed, shared.gate_up, args.act, packed_of(shared.down).width, spans)
-        beside = layers.multiplied(inner, shared.down, spans)
+        with branch.work():
+            inner = layers.gated(fed, shared.gate_up, args.act, packed_of(shared.down).width, spans)
+            beside = layers.multiplied(inner, shared.down, spans)
+    logits = layers.multiplied(normed[packed_of(args.router).width], args.router, spans)
     fed = normed[up.first.width]
     chosen, weights, gate = route(logits, fed, args)
     E = x.shape[1]
@@ -71,6 +74,7 @@ def moe(x: Tensor, norm: Tensor, eps: float, args: MoeArgs, spans: tuple[Span, .
             parts = experts.product(fed[own], up, blocks, args.used)
             inner = pointwise.gated(parts, up.counts, None, args.act, down.first.width)
             parts = experts.product(inner, down, blocks, 1)
+            branch.join()
             combine_kernel[(own.stop - first, triton.cdiv(E, 512))](
                 x[own],
                 parts,
