@@ -266,5 +266,78 @@ def test_a_part_that_fails_does_not_stop_the_next(
     ElementTree.fromstring(picture(body))
 
 
+WORKER = """#!{python}
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    open({log!r}, "a").write(line)
+    told = {{"vocab_size": 320, "version": "peer 1", "has_gpu": False, "seconds": 0.5, "steps_s": 0.25}}
+    if asked["do"] == "step":
+        told["seconds"] = [0.5] * asked["repeats"]
+    print(json.dumps({{"ok": True, **told}}), flush=True)
+"""
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> Path:
+    """Stands for the Python of an environment with llama_cpp; what it is asked is in `asked` beside it."""
+    script = tmp_path / "python"
+    script.write_text(WORKER.format(python=sys.executable, log=str(tmp_path / "asked")))
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_is_measured_beside_us(tiny_llama: Path, tmp_path: Path, fake_python: Path) -> None:
+    out = tmp_path / "run.json"
+    words = ["bench", "gpu", str(tiny_llama), "--only", "step,verify,decode", "--ops", "ref"]
+    words += ["--threads", "1", "--max-ctx", "256", "--repeats", "2", "--json", str(out)]
+    words += ["--cache-type-k", "f32", "--vs", "llama.cpp", "--peer-python", str(fake_python)]
+    assert main([*words, "--target-device", "cpu"]) == 0
+    body = json.loads(out.read_text())
+    told = body["peer"]
+    assert (told["version"], told["gpu"], told["ubatch"], told["ctx"]) == ("peer 1", None, 512, 256)
+    assert told["ratio"] == {
+        "one-token step, depth 64": body["step"]["depth 64"]["wall"]["median_s"] / 0.5,
+        "2 rows, a chain beside our tree and commit, depth 64": (
+            body["verify"]["2 rows"]["whole"]["median_s"] / 0.5
+        ),
+        "one-token step, depth 224": body["step"]["depth 224"]["wall"]["median_s"] / 0.5,
+        "decode of 4 tokens, depth 64": 4 / body["decode"]["tok_s"] / 0.25,
+    }
+    page = out.with_suffix(".md").read_text()
+    assert "**llama.cpp** (peer 1) on the CPU, steps of 512 prompt tokens" in page
+    assert "| prefill of 64 tokens |  | 128.0 tok/s |  |" in page, "our prefill was not asked for"
+    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    (load,) = [a for a in asked if a["do"] == "load"]
+    assert (load["ctx"], load["threads"], load["gpu"]) == (256, 1, None)
+    assert load["cache_types"] == ["f32", "f16"]
+    assert [a["depth"] for a in asked if a["do"] == "fill"] == [64, 64, 224]
+    assert {a["repeats"] for a in asked if a["do"] == "step"} == {2, 3}
+
+
+def test_a_peer_alone_has_nobody_beside_it(
+    tiny_llama: Path, tmp_path: Path, fake_python: Path
+) -> None:
+    out = tmp_path / "run.json"
+    words = ["bench", "gpu", str(tiny_llama), "--json", str(out), "--target-device", "cpu"]
+    assert main([*words, "--only", "peer"]) == 2
+    assert parse_parts("peer", vs="llama.cpp") == ["peer"]
+    assert parse_parts("", vs="llama.cpp") == [*PARTS, "peer"]
+    words += ["--only", "peer", "--vs", "llama.cpp"]
+    assert main([*words, "--peer-python", str(tmp_path / "nowhere")]) == 2
+    assert not out.exists(), "refused before anything is measured"
+    assert main([*words, "--max-ctx", "1024", "--peer-python", str(fake_python)]) == 0
+    told = json.loads(out.read_text())["peer"]
+    assert (told["ctx"], told["ratio"]) == (1024, {})
+    assert [line["name"] for line in told["figures"]] == [
+        "one-token step, depth 256",
+        "24 rows, a chain beside our tree and commit, depth 256",
+        "one-token step, depth 992",
+        "prefill of 992 tokens",
+        "decode of 64 tokens, depth 256",
+    ]
+
+
 def test_repeats_must_measure_something(tiny_llama: Path) -> None:
     assert main(["bench", "gpu", str(tiny_llama), "--repeats", "1"]) == 2

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from pydflash.bench.report import Samples, ratio, save
 from pydflash.bench.speed import measure_speed
 from pydflash.bench.step import measure_steps
 from pydflash.cli.main import main
-from pydflash.config import EngineConfig, RuntimeConfig, StateConfig
+from pydflash.config import EngineConfig, KvFormat, RuntimeConfig, StateConfig
 from pydflash.errors import CapacityError, ConfigError, EngineError
 from tests.tiny.gguf import tiny_gguf
 
@@ -164,6 +165,94 @@ def test_peer_tells_what_went_wrong(
         PeerProcess(tiny_llama, threads=1, ctx=64)
 
 
+def test_a_gpu_is_asked_for_and_refused_by_a_build_without(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    log, script = tmp_path / "asked", tmp_path / "python"
+    begin = WORKER.format(python=sys.executable).replace(
+        "asked = json.loads(line)", f"open({str(log)!r}, 'a').write(line); asked = json.loads(line)"
+    )
+
+    def worker(has_gpu: bool) -> str:
+        script.write_text(begin.replace('{"seconds": 0.25}', str({"has_gpu": has_gpu})))
+        script.chmod(0o755)
+        return str(script)
+
+    with pytest.raises(ConfigError, match=r"python has no GPU.*--peer-python"):
+        PeerProcess(tiny_llama, threads=1, ctx=64, python=worker(False), gpu=1)
+    assert "load" not in log.read_text()
+    peer.require_peer(worker(False), None)
+    peer.require_peer(worker(True), 1)
+    kinds: tuple[KvFormat, KvFormat] = ("q8_0", "f16")
+    with PeerProcess(
+        tiny_llama, threads=1, ctx=64, python=str(script), gpu=1, cache_types=kinds
+    ) as other:
+        assert other.version == "peer 1"
+    asked = json.loads(log.read_text().splitlines()[-1])
+    assert (asked["do"], asked["gpu"], asked["cache_types"]) == ("load", 1, ["q8_0", "f16"])
+
+
+def test_a_peer_that_cannot_run_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match="its worker died"):
+        peer.require_peer(str(script), None)
+    with pytest.raises(ConfigError, match=r"cannot use .*: ModuleNotFoundError"):
+        peer.require_peer(_without_llama_cpp(tmp_path), None)
+
+
+def _without_llama_cpp(tmp_path: Path) -> str:
+    script = tmp_path / "isolated"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_the_gpu_beside_a_device() -> None:
+    found = [peer.gpu_of(name) for name in ("cpu", "cuda", "cuda:3", torch.device("cuda", 1))]
+    assert found == [None, 0, 3, 1]
+
+
+class FakeLibrary:
+    """What a Peer asks of llama_cpp's C interface; it keeps the options."""
+
+    GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_F32 = 1, 8, 0
+    LLAMA_SPLIT_MODE_NONE, LLAMA_FLASH_ATTN_TYPE_DISABLED = 0, 0
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(n_gpu_layers=-1, split_mode=1, main_gpu=0)
+        self.context = SimpleNamespace(type_k=1, type_v=1, flash_attn_type=-1)
+
+    def llama_model_default_params(self) -> SimpleNamespace:
+        return self.model
+
+    def llama_context_default_params(self) -> SimpleNamespace:
+        return self.context
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: 1
+
+
+def test_a_peer_has_all_its_layers_on_one_gpu_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def options(**asked: Any) -> SimpleNamespace:
+        lib = FakeLibrary()
+        monkeypatch.setattr(llama_cpp, "library", lambda: (lib, None))
+        llama_cpp.Peer("x.gguf", 1, 64, **asked)
+        return SimpleNamespace(**vars(lib.model), **vars(lib.context))
+
+    there = options(gpu=2, cache_types=["q8_0", "f16"])
+    assert there.n_gpu_layers > 1000
+    assert (there.split_mode, there.main_gpu) == (0, 2)
+    assert (there.type_k, there.type_v, there.flash_attn_type) == (8, 1, -1)
+    assert (there.n_batch, there.n_ubatch) == (2048, 2048)
+    here = options(gpu=None, cache_types=["q8_0", "q8_0"])
+    assert (here.n_gpu_layers, here.split_mode, here.main_gpu) == (0, 1, 0)
+    assert (here.type_k, here.type_v, here.n_ubatch) == (1, 1, 512)
+    exact = options(gpu=0, exact=True)
+    assert (exact.type_k, exact.type_v, exact.flash_attn_type) == (0, 0, 0)
+
+
 def test_peer_that_does_not_leave_is_killed(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +281,7 @@ def test_serve_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
         def prefill(self, count: int) -> float:
             return 1.0 / count
 
-        def decode(self, count: int, depth: int) -> float:
+        def decode(self, count: int, depth: int) -> tuple[float, float]:
             raise RuntimeError("out of context")
 
     monkeypatch.setattr(llama_cpp, "Peer", FakePeer)

@@ -17,13 +17,15 @@ from pydflash.bench import gpu_parts
 from pydflash.bench.ceilings import Ceilings
 from pydflash.bench.device_ceilings import measure_device
 from pydflash.bench.gpu_breakdown import breakdown
+from pydflash.bench.gpu_peer import Peer
 from pydflash.bench.gpu_round import forced, round_
 from pydflash.bench.gpu_start import measure_start, words
 from pydflash.bench.gpu_subject import Before, Subject, configured
 from pydflash.bench.harness import Rig
 from pydflash.bench.machine import device_provenance
+from pydflash.bench.peer import gpu_of, require_peer
 from pydflash.config import EngineConfig
-from pydflash.device import torch_name
+from pydflash.device import default_threads, torch_name
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.kernels.upload import trim
@@ -44,15 +46,19 @@ LOADED: dict[str, Callable[[Subject], dict[str, Any]]] = {
 }
 DRAFTED = ("round", "forced")
 PARTS = ("ceilings", *LOADED, "eight", "start")
+PEER = "peer"  # the last part, with --vs
 
 
-def parse_parts(text: str) -> list[str]:
-    """Parts named with commas, in the order they run. Raises ConfigError."""
+def parse_parts(text: str, *, vs: str | None = None) -> list[str]:
+    """Parts named with commas, in the order they run; with a peer, its own too. Raises ConfigError."""
     asked = [word for word in text.replace(" ", "").split(",") if word]
-    unknown = next((word for word in asked if word not in PARTS), None)
+    if PEER in asked and vs is None:
+        raise ConfigError("--only peer needs to be told which: add --vs llama.cpp")
+    unknown = next((word for word in asked if word not in (*PARTS, PEER)), None)
     if unknown is not None:
         raise ConfigError(f"--only {unknown}: choose of {', '.join(PARTS)}")
-    return [part for part in PARTS if not asked or part in asked]
+    chosen = [part for part in PARTS if not asked or part in asked]
+    return chosen if vs is None else [*chosen, PEER]
 
 
 def measure_gpu(
@@ -64,14 +70,19 @@ def measure_gpu(
     save: Save,
     repeats: int = 20,
     commit: str | None = None,
+    peer_python: str | None = None,
 ) -> dict[str, Any]:
-    """Run the parts on one loaded model; return what was also saved. Raises only what loading raises.
+    """Run the parts on one loaded model; return what was also saved. Raises only what loading raises, and
+    ConfigError where the peer cannot be had.
 
     `commit`: where the source is no checkout that could tell.
     """
     begun = time.perf_counter()
     config = configured(config)
     device = _device(config.runtime.target_device)
+
+    if PEER in parts:
+        require_peer(peer_python, gpu_of(device))
 
     def tell(line: str) -> None:
         say(f"{time.perf_counter() - begun:7.1f} s  {line}")
@@ -94,6 +105,8 @@ def measure_gpu(
         _run("eight", lambda s: _eight(s, path, config, floors, repeats), tell, body, save)
     if "start" in parts:
         _run("start", lambda s: _start(s, path, config), tell, body, save)
+    if PEER in parts:
+        _run(PEER, lambda s: _peer(s, path, config, body, peer_python, repeats), tell, body, save)
     return body
 
 
@@ -145,6 +158,7 @@ def _load(
         say(f"  {line}")
     body["ops"] = rig.ops.name
     body["threads"] = rig.threads
+    body["ctx"] = rig.ctx
     return Subject(rig=rig, floors=floors, say=say, repeats=repeats, before=before)
 
 
@@ -173,6 +187,27 @@ def _start(say: Say, path: Path, config: EngineConfig) -> dict[str, Any]:
     seconds = ", ".join(f"{s:.1f} s" for s in found["first_token_s"])
     say(f"start to first token: {seconds} (the last counts)")
     return found
+
+
+def _peer(
+    say: Say,
+    path: Path,
+    config: EngineConfig,
+    body: dict[str, Any],
+    python: str | None,
+    repeats: int,
+) -> dict[str, Any]:
+    """Where ours ran, in as large a context; in its place if ours did not run."""
+    state = config.state
+    peer = Peer(
+        model=path,
+        python=python,
+        gpu=gpu_of(_device(config.runtime.target_device)),
+        threads=body.get("threads") or config.runtime.threads or default_threads(),
+        ctx=body.get("ctx") or state.max_ctx or 2048,
+        cache_types=(state.cache_type_k, state.cache_type_v),
+    )
+    return peer.measure(body, repeats, say)
 
 
 def _free(device: torch.device) -> None:

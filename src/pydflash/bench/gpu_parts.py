@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pydflash.bench.gpu_subject import SETTLE, Subject, ms
+from pydflash.bench.gpu_subject import SETTLE, Subject, ms, shallow
 from pydflash.bench.report import Samples
 from pydflash.kernels.ops import PAGE_SIZE
 
@@ -20,10 +20,25 @@ ROUNDS_HELD = 6  # rounds after which memory is as large as it gets
 Figures = dict[str, Any]
 
 
+def deep(ctx: int) -> int:
+    """Many positions, as far as a context allows."""
+    return min(DEEP, (ctx - 1) // 32 * 32)
+
+
+def prompt(ctx: int) -> int:
+    """Tokens of the prompt that is read."""
+    return min(PREFILL, (ctx - 2) // 32 * 32)
+
+
+def answer(ctx: int) -> int:
+    """Steps of the answer that is written."""
+    return min(DECODE, ctx - shallow(ctx) - SETTLE - 4)
+
+
 def step(subject: Subject) -> Figures:
     """One token after few and after many positions."""
     out: Figures = {}
-    for depth in dict.fromkeys((subject.depth, min(DEEP, (subject.rig.ctx - 1) // 32 * 32))):
+    for depth in dict.fromkeys((subject.depth, deep(subject.rig.ctx))):
         subject.rig.fill(depth)
         out[f"depth {depth}"] = _step(subject, 1, depth)
     return out
@@ -56,7 +71,7 @@ def verify(subject: Subject) -> Figures:
 
 def prefill(subject: Subject) -> Figures:
     """A prompt, from nothing to its first token."""
-    count = min(PREFILL, (subject.rig.ctx - 2) // 32 * 32)
+    count = prompt(subject.rig.ctx)
     times = []
     for i in range(4):
         with subject.session(count, 2) as session:
@@ -169,7 +184,7 @@ def _floor(subject: Subject, rows: int, depth: int) -> float:
 def _together(subject: Subject, sequences: int) -> Figures:
     rig = subject.rig
     depth = subject.depth
-    steps = min(DECODE, rig.ctx - depth - SETTLE - 4)
+    steps = answer(rig.ctx)
     with subject.session(depth, steps + SETTLE + 4, sequences=sequences) as session:
         session.read()
         session.steps(SETTLE)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 from xml.sax.saxutils import escape
 
+from pydflash.bench.gpu_peer import shown
+
 Body = Mapping[str, Any]
 _WIDTH, _LEFT, _RIGHT, _BAR, _TOP = 760, 190, 220, 16, 58
 _STYLE = """
@@ -29,6 +31,7 @@ def markdown(body: Body) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in figures(body)),
     ]
+    out += _beside_peer(_found(body, "peer"))
     for name, account in _found(body, "breakdown").items():
         out += [
             "",
@@ -44,6 +47,27 @@ def markdown(body: Body) -> str:
                 f"| {line['kind']} | {line['us']:.0f} | {line['launches']:.0f} | {told[0]} | {told[1]} |"
             )
     return "\n".join(out) + "\n"
+
+
+def _beside_peer(peer: Body) -> list[str]:
+    """Our figures beside llama.cpp's, ratios of times: below 1 we are faster."""
+    if not peer:
+        return []
+    where = "the CPU" if peer["gpu"] is None else "the same GPU"
+    out = [
+        "",
+        f"**llama.cpp** ({peer['version']}) on {where}, steps of {peer['ubatch']} prompt tokens; the "
+        "ratio is our time over its time",
+        "",
+        "| figure | ours | llama.cpp | ratio |",
+        "|---|--:|--:|--:|",
+    ]
+    for line in peer["figures"]:
+        ours, tokens = line["ours_s"], line["tokens"]
+        told = ("", "") if ours is None else (shown(ours, tokens), f"{line['ratio']:.2f}")
+        theirs = shown(line["theirs"]["median_s"], tokens)
+        out.append(f"| {line['name']} | {told[0]} | {theirs} | {told[1]} |")
+    return out
 
 
 def figures(body: Body) -> list[tuple[str, str]]:

@@ -58,8 +58,7 @@ class Subject:
 
     @property
     def depth(self) -> int:
-        """Depth of the steps: half of a small context."""
-        return min(DEPTH, self.rig.ctx // 4 // 32 * 32)
+        return shallow(self.rig.ctx)
 
     @property
     def speculator(self) -> Speculator | None:
@@ -93,6 +92,11 @@ def configured(config: EngineConfig) -> EngineConfig:
             ddtree_budget=spec.ddtree_budget or (BUDGET if has_drafter else 0),
         ),
     )
+
+
+def shallow(ctx: int) -> int:
+    """Depth of most steps: a quarter of a small context."""
+    return min(DEPTH, ctx // 4 // 32 * 32)
 
 
 def ms(seconds: float) -> str:

@@ -10,32 +10,52 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-UBATCH = 512
+UBATCH = 512  # tokens of a prompt's step, llama.cpp's own default
+GPU_UBATCH = 2048  # what fills a GPU better
+_EVERY_LAYER = 9999
 
 
 class Peer:
-    """One model in one context. Tokens of a step are one sequence; times are seconds of llama_decode."""
+    """One model in one context. Tokens of a step are one sequence; times are seconds of llama_decode, which
+    on a GPU include the copy of the wanted logits to the host: the interface has no step without it."""
 
-    def __init__(self, path: str, threads: int, ctx: int, *, exact: bool = False) -> None:
-        """`exact`: keys and values in F32 and plain attention, for comparing logits."""
-        import llama_cpp as lib
-
+    def __init__(
+        self,
+        path: str,
+        threads: int,
+        ctx: int,
+        *,
+        exact: bool = False,
+        gpu: int | None = None,
+        cache_types: Sequence[str] = ("f16", "f16"),
+    ) -> None:
+        """`exact`: keys and values in F32 and plain attention, for comparing logits. `gpu`: the number of
+        the one that holds everything, keys and values in `cache_types`; without, the CPU and F16."""
+        lib, _ = library()
         self.lib: Any = lib
-        self._quiet = lib.llama_log_callback(lambda level, text, data: None)
-        lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        lib.llama_backend_init()
+        self.ubatch = UBATCH if gpu is None else GPU_UBATCH
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
+        if gpu is not None:
+            params.n_gpu_layers = _EVERY_LAYER
+            params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
+            params.main_gpu = gpu
         self.model = lib.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         options = lib.llama_context_default_params()
         options.n_ctx = ctx
-        options.n_batch = options.n_ubatch = UBATCH
+        options.n_batch = options.n_ubatch = self.ubatch
         options.n_threads = options.n_threads_batch = threads
         options.no_perf = True
+        if gpu is not None:
+            options.type_k, options.type_v = (
+                getattr(lib, f"GGML_TYPE_{name.upper()}") for name in cache_types
+            )
         if exact:
             options.type_k = options.type_v = lib.GGML_TYPE_F32
             options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -44,7 +64,7 @@ class Peer:
             raise RuntimeError(f"llama.cpp cannot make a context of {ctx} positions")
         self.memory = lib.llama_get_memory(self.ctx)
         self.vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
-        self.batch = lib.llama_batch_init(UBATCH, 0, 1)
+        self.batch = lib.llama_batch_init(self.ubatch, 0, 1)
         self.is_recurrent = bool(
             lib.llama_model_is_recurrent(self.model) or lib.llama_model_is_hybrid(self.model)
         )
@@ -88,8 +108,8 @@ class Peer:
     def fill(self, depth: int) -> None:
         """Start over and store `depth` positions."""
         self.clear()
-        for start in range(0, depth, UBATCH):
-            size = min(UBATCH, depth - start)
+        for start in range(0, depth, self.ubatch):
+            size = min(self.ubatch, depth - start)
             self.feed(pattern(size, start, self.vocab_size), start)
         self.kept = (depth, self._save()) if self.is_recurrent else None
 
@@ -117,28 +137,28 @@ class Peer:
         """Seconds to read a prompt of `count` tokens, the last one's logits wanted."""
         self.clear()
         total = 0.0
-        for start in range(0, count, UBATCH):
-            size = min(UBATCH, count - start)
+        for start in range(0, count, self.ubatch):
+            size = min(self.ubatch, count - start)
             last = "last" if start + size == count else "none"
             total += self.feed(pattern(size, start, self.vocab_size), start, outputs=last)
         return total
 
-    def decode(self, count: int, depth: int) -> float:
-        """Seconds of `count` greedy steps after `depth` stored positions; the argmax is in it."""
+    def decode(self, count: int, depth: int) -> tuple[float, float]:
+        """Seconds of `count` greedy steps after `depth` stored positions, with the argmax and without."""
         self.fill(depth)
-        token = 1
+        token, steps = 1, 0.0
         began = time.perf_counter()
         for i in range(count):
-            self.feed([token], depth + i)
+            steps += self.feed([token], depth + i)
             token = int(self.read(1)[0].argmax())
-        return time.perf_counter() - began
+        return time.perf_counter() - began, steps
 
     def answer(self, tokens: list[int], count: int) -> dict[str, Any]:
         """Read a prompt and write exactly `count` greedy tokens; the first one belongs to the prompt."""
         self.clear()
         read = 0.0
-        for start in range(0, len(tokens), UBATCH):
-            piece = tokens[start : start + UBATCH]
+        for start in range(0, len(tokens), self.ubatch):
+            piece = tokens[start : start + self.ubatch]
             read += self.feed(piece, start)
         written = [int(self.read(1)[0].argmax())]
         began = time.perf_counter()
@@ -166,6 +186,21 @@ def pattern(count: int, start: int, vocab_size: int) -> list[int]:
     return [(7919 * (start + i) + 13) % min(vocab_size, 30000) for i in range(count)]
 
 
+@cache
+def library() -> tuple[Any, Any]:
+    """llama_cpp, told to be quiet by a callback that must live as long, and ready to load models."""
+    import llama_cpp as lib
+
+    quiet = lib.llama_log_callback(lambda level, text, data: None)
+    lib.llama_log_set(quiet, ctypes.c_void_p(0))
+    lib.llama_backend_init()
+    # Some builds have every backend in a library of its own, beside the main one, and load none unasked.
+    loader, folder = lib.llama_cpp._lib, lib.llama_cpp._base_path
+    if loader.ggml_backend_dev_count() == 0:
+        loader.ggml_backend_load_all_from_path(str(folder).encode())
+    return lib, quiet
+
+
 def serve(lines: Any, out: Any) -> None:
     """Answer requests until the input ends."""
     peer: Peer | None = None
@@ -173,10 +208,12 @@ def serve(lines: Any, out: Any) -> None:
         try:
             request: dict[str, Any] = json.loads(line)
             verb = request.pop("do")
-            if verb == "load":
-                exact = {"exact": True} if request.get("exact") else {}
-                peer = Peer(request["path"], request["threads"], request["ctx"], **exact)
-                answer: dict[str, Any] = {"vocab_size": peer.vocab_size, "version": _version()}
+            if verb == "has_gpu":
+                lib, _ = library()
+                answer: dict[str, Any] = {"has_gpu": bool(lib.llama_supports_gpu_offload())}
+            elif verb == "load":
+                peer = Peer(**request)
+                answer = {"vocab_size": peer.vocab_size, "version": _version()}
             elif peer is None:
                 raise RuntimeError("nothing is loaded yet")
             else:
@@ -199,7 +236,8 @@ def _answer(peer: Peer, verb: str, request: dict[str, Any]) -> dict[str, Any]:
     if verb == "prefill":
         return {"seconds": peer.prefill(request["count"])}
     if verb == "decode":
-        return {"seconds": peer.decode(request["count"], request["depth"])}
+        whole, steps = peer.decode(request["count"], request["depth"])
+        return {"seconds": whole, "steps_s": steps}
     if verb == "answer":
         return peer.answer(request["tokens"], request["count"])
     if verb == "logits":

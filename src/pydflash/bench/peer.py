@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pydflash.config import KvFormat
 from pydflash.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import torch
 
 _EXIT_S = 30.0  # for a worker to leave by itself
 
@@ -25,23 +29,24 @@ class PeerProcess:
         ctx: int,
         python: str | None = None,
         exact: bool = False,
+        gpu: int | None = None,
+        cache_types: tuple[KvFormat, KvFormat] = ("f16", "f16"),
     ) -> None:
-        if python is None:
-            if importlib.util.find_spec("llama_cpp") is None:
-                raise ConfigError(
-                    "--vs llama.cpp needs the package llama-cpp-python; install it here, or give "
-                    "--peer-python the Python of an environment that has it"
-                )
-            python = sys.executable
-        worker = Path(__file__).with_name("llama_cpp.py")
+        """`gpu`: the number of the one that holds everything, keys and values in `cache_types`; without, the
+        CPU and F16. ConfigError where llama.cpp cannot be had so."""
+        if gpu is not None:
+            require_peer(python, gpu)
+        self._process = _worker(python)
         try:
-            self._process = subprocess.Popen(
-                [python, str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            loaded = self.ask(
+                "load",
+                path=str(model),
+                threads=threads,
+                ctx=ctx,
+                exact=exact,
+                gpu=gpu,
+                cache_types=cache_types,
             )
-        except OSError as error:
-            raise ConfigError(f"--peer-python {python} cannot be run: {error.strerror}") from None
-        try:
-            loaded = self.ask("load", path=str(model), threads=threads, ctx=ctx, exact=exact)
         except EngineError:
             self.close()
             raise
@@ -79,6 +84,10 @@ class PeerProcess:
     def decode(self, count: int, depth: int) -> float:
         return float(self.ask("decode", count=count, depth=depth)["seconds"])
 
+    def decode_steps(self, count: int, depth: int) -> float:
+        """As `decode`, without what the driver does between steps."""
+        return float(self.ask("decode", count=count, depth=depth)["steps_s"])
+
     def answer(self, tokens: Sequence[int], count: int) -> dict[str, Any]:
         """`count` greedy tokens after a prompt: {"tokens", "prefill_s", "decode_s"}."""
         return self.ask("answer", tokens=list(tokens), count=count)
@@ -103,3 +112,42 @@ class PeerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def require_peer(python: str | None, gpu: int | None) -> None:
+    """ConfigError unless llama.cpp can be had there, on a GPU if a number is given. Loads no model."""
+    process = _worker(python)
+    told, _ = process.communicate('{"do": "has_gpu"}\n')
+    answer: dict[str, Any] = json.loads(told or '{"ok": false, "error": "its worker died"}')
+    where = python or sys.executable
+    if not answer["ok"]:
+        raise ConfigError(f"--vs llama.cpp cannot use {where}: {answer['error']}")
+    if gpu is not None and not answer["has_gpu"]:
+        raise ConfigError(
+            f"the llama_cpp of {where} has no GPU, and on the CPU it is no peer of ours; build it with "
+            "one (CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python), or give --peer-python the "
+            "Python of an environment that has such a build"
+        )
+
+
+def gpu_of(device: "torch.device | str") -> int | None:
+    """The number of the GPU that a peer takes beside ours; None for the CPU."""
+    kind, _, index = str(device).partition(":")
+    return None if kind == "cpu" else int(index or 0)
+
+
+def _worker(python: str | None) -> subprocess.Popen[str]:
+    if python is None:
+        if importlib.util.find_spec("llama_cpp") is None:
+            raise ConfigError(
+                "--vs llama.cpp needs the package llama-cpp-python; install it here, or give "
+                "--peer-python the Python of an environment that has it"
+            )
+        python = sys.executable
+    worker = Path(__file__).with_name("llama_cpp.py")
+    try:
+        return subprocess.Popen(
+            [python, str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        raise ConfigError(f"--peer-python {python} cannot be run: {error.strerror}") from None

@@ -111,7 +111,7 @@ def step(
     require_positive(depth=depth, rounds=rounds)
     path = catalog.resolve(model)
     rig = make_rig(path, depth + max(counts), threads, cache_type, ops)
-    with _peer(vs, peer_python, path, rig) as peer:
+    with _peer(vs, peer_python, path, rig, cache_type) as peer:
         figures, ceilings = measure_steps(rig, peer, depth=depth, rows=counts, rounds=rounds)
         head = _head(path, rig, peer, cache_type)
     _show_steps(figures, f"k-row step after {depth} positions, {rig.ops.name} kernels")
@@ -147,7 +147,7 @@ def speed(
     path = catalog.resolve(model)
     ctx = max(prompt + 1, depth + answer + 1)
     rig = make_rig(path, ctx, threads, cache_type, ops)
-    with _peer(vs, peer_python, path, rig) as peer:
+    with _peer(vs, peer_python, path, rig, cache_type) as peer:
         figures = measure_speed(rig, peer, prompt=prompt, answer=answer, depth=depth, rounds=rounds)
         head = _head(path, rig, peer, cache_type)
     _show_speed(figures, f"speed, {rig.ops.name} kernels")
@@ -201,12 +201,19 @@ def make_rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsC
     return Rig(path, config)
 
 
-def _peer(vs: str | None, python: str | None, path: Path, rig: "Rig") -> Any:
-    from pydflash.bench.peer import PeerProcess
+def _peer(vs: str | None, python: str | None, path: Path, rig: "Rig", cache_type: KvFormat) -> Any:
+    from pydflash.bench.peer import PeerProcess, gpu_of
 
     if vs is None:
         return nullcontext(None)
-    return PeerProcess(path, threads=rig.threads, ctx=rig.ctx, python=python)
+    return PeerProcess(
+        path,
+        threads=rig.threads,
+        ctx=rig.ctx,
+        python=python,
+        gpu=gpu_of(rig.ops.device),
+        cache_types=(cache_type, cache_type),
+    )
 
 
 def _head(path: Path, rig: "Rig", peer: "PeerProcess | None", cache_type: str) -> dict[str, Any]:

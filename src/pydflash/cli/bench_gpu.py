@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from pydflash import catalog
-from pydflash.cli.bench import Json
+from pydflash.cli.bench import Json, PeerPython, Vs
 from pydflash.cli.options import configured
 from pydflash.config import EngineConfig
 from pydflash.errors import ConfigError
@@ -24,20 +24,23 @@ def gpu(
         str | None,
         Parameter(help="commit of the source, where it is no checkout", show_default=False),
     ] = None,
+    vs: Vs = None,
+    peer_python: PeerPython = None,
     json: Json = None,
     engine: EngineConfig,
 ) -> None:
     """Measure steps, trees, rounds, prefill, memory and start on one loaded model, and where time goes.
 
     Parts are ceilings, memory, step, verify, prefill, decode, round, forced, breakdown, eight and start; a
-    part that fails does not stop the next. Rounds need --draft FILE. With --json F, figures are saved after
-    every part, and F's name with .md and .svg gets the tables and the picture.
+    part that fails does not stop the next. Rounds need --draft FILE. --vs adds the part peer: the same file
+    in the same context on the same device, when our own model is gone. With --json F, figures are saved
+    after every part, and F's name with .md and .svg gets the tables and the picture.
     """
     from pydflash.bench.gpu import measure_gpu, parse_parts
     from pydflash.bench.gpu_report import markdown, picture
     from pydflash.bench.report import save, write
 
-    parts = parse_parts(only)
+    parts = parse_parts(only, vs=vs)
     if repeats < 2:
         raise ConfigError(f"--repeats {repeats} leaves nothing to measure; give 2 or more")
 
@@ -52,7 +55,16 @@ def gpu(
         print(line, flush=True)
 
     path = catalog.resolve(model)
-    body = measure_gpu(path, engine, parts, say=say, save=keep, repeats=repeats, commit=commit)
+    body = measure_gpu(
+        path,
+        engine,
+        parts,
+        say=say,
+        save=keep,
+        repeats=repeats,
+        commit=commit,
+        peer_python=peer_python,
+    )
     print()
     print(markdown(body), flush=True)
 

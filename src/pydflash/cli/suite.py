@@ -73,7 +73,7 @@ def suite(
         show_plan(llm)
         ctx = llm.loaded.plan.max_ctx
         ctx = min(ctx, _PEER_CTX) if vs is not None else ctx
-        with _peer(vs, peer_python, path, llm.loaded.threads, ctx) as process:
+        with _peer(vs, peer_python, llm, engine, ctx) as process:
             found = _measure(llm, ctx, sets, params, process)
             head = _head(llm, path, params, process)
     _save(found, head, json, markdown, svg)
@@ -102,12 +102,20 @@ def _measure(llm: "LLM", ctx: int, sets: list["PromptSet"], params: Any, process
     return run_suite(Local(llm, ctx=ctx), sets, params, peer=peer, on_pair=tell)
 
 
-def _peer(vs: str | None, python: str | None, path: Path, threads: int, ctx: int) -> Any:
-    from pydflash.bench.peer import PeerProcess
+def _peer(vs: str | None, python: str | None, llm: "LLM", config: EngineConfig, ctx: int) -> Any:
+    from pydflash.bench.peer import PeerProcess, gpu_of
 
     if vs is None:
         return nullcontext(None)
-    return PeerProcess(path, threads=threads, ctx=ctx, python=python)
+    loaded, state = llm.loaded, config.state
+    return PeerProcess(
+        loaded.path,
+        threads=loaded.threads,
+        ctx=ctx,
+        python=python,
+        gpu=gpu_of(loaded.device),
+        cache_types=(state.cache_type_k, state.cache_type_v),
+    )
 
 
 def _head(llm: "LLM", path: Path, params: Any, process: Any) -> dict[str, Any]:
