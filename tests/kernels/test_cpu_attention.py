@@ -240,7 +240,7 @@ def test_copy_slots_reads_before_it_writes(ops: OpTable) -> None:
     want = copy_of(kv)
     src = torch.tensor([3, 4, 39, 5], dtype=torch.int32)
     dst = torch.tensor([4, 3, 1, 38], dtype=torch.int32)
-    ops.copy_slots(kv, src, dst)
+    ops.copy_slots([kv], src, dst)
 
     def places(cache: PagedKV, slots: Tensor) -> list[Tensor]:
         page, lane = slots.long() // 32, slots.long() % 32

@@ -111,7 +111,6 @@ class DFlash:
             kv_format=kv_format,
             ops=self._ops,
             scratch=self._captures is not None,
-            record=self._record,
         )
 
     def catch_up(self, contexts: Sequence[Context]) -> None:

@@ -106,7 +106,7 @@ class AttnArgs:
     # as far ahead as the window reaches back
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class PagedKV:
     """One layer's keys and values, in pages. K and V are typed apart ("f32", "f16", "bf16", "q8_0").
 
@@ -114,6 +114,7 @@ class PagedKV:
     the scales are f16, one for 32 consecutive dimensions of one position:
     k_scale [pages, G, D / 32, PAGE_SIZE], v_scale [pages, G, PAGE_SIZE, D / 32].
     q8_0 here is GGUF's: d = max|x| / 127 rounded to f16, code = round-half-away(x / d) with the unrounded d.
+    `buffers` is a backend's own: what it keeps with the layer, whose tensors stay.
     """
 
     k: Tensor
@@ -122,6 +123,7 @@ class PagedKV:
     v_format: str
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    buffers: object = field(default=None, init=False)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -347,7 +349,8 @@ class OpTable:
     attention_layer(x [T, E], layer, kv, batch) -> [T, E]: x + linear(attention(norm_linear(x))); may
         overwrite and return x
     dense_layer(x [T, E], layer, spans) -> [T, E]: linear_add(norm_gated(x), x); may overwrite and return x
-    copy_slots(kv, src int32 [n], dst int32 [n]): move stored positions (compaction, copy on write)
+    copy_slots(kvs, src int32 [n], dst int32 [n]): move stored positions of all these layers (compaction,
+        copy on write); every source is read before any place is written
     delta(mixed [T, C + Hv * Dv + 2 Hv], recurrent, args, batch) -> [T, Hv * Dv]: Gated DeltaNet between
         its projections. `mixed` is [q k v | z | alpha | beta] of each token. Convolution through the
         chain of parents, silu, l2 norm of q and k, the recurrence from the parent's state, norm gated by
@@ -392,7 +395,7 @@ class OpTable:
     attention: Callable[[Tensor, PagedKV, AttnArgs, StepBatch], Tensor]
     attention_layer: Callable[[Tensor, AttnLayer, PagedKV, StepBatch], Tensor]
     dense_layer: Callable[[Tensor, DenseLayer, tuple[Span, ...]], Tensor]
-    copy_slots: Callable[[PagedKV, Tensor, Tensor], None]
+    copy_slots: Callable[[Sequence[PagedKV], Tensor, Tensor], None]
     formats: frozenset[str]  # weight formats this table multiplies by
     delta: Callable[[Tensor, Recurrent, DeltaArgs, StepBatch], Tensor] = Missing("delta")
     delta_layer: Callable[[Tensor, DeltaLayer, Recurrent, StepBatch], Tensor] = Missing(

@@ -31,6 +31,19 @@ def ints(values: Iterable[int], device: torch.device) -> Tensor:
     return upload(np.fromiter(values, np.int32), device)
 
 
+def int_lists(lists: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """Each as int32 [n] on the device, in one copy. All begin at 16 bytes, like memory of their own: kernels
+    are compiled for what is known of addresses."""
+    starts = [0]
+    for values in lists:
+        starts.append(starts[-1] + -(-len(values) // 4) * 4)
+    flat = np.zeros(starts.pop(), np.int32)
+    for start, values in zip(starts, lists, strict=True):
+        flat[start : start + len(values)] = values
+    whole = upload(flat, device)
+    return [whole[s : s + len(v)] for s, v in zip(starts, lists, strict=True)]
+
+
 class Staging:
     """Brings large tensors to a GPU through page-locked memory in turns: while one part crosses, the next is
     read, by all threads, from wherever it lies (a mapped file, mostly)."""

@@ -5,15 +5,12 @@ Layout of a page: see `kernels.ops.PagedKV`. The store holds tensors; who owns w
 """
 
 from collections.abc import Sequence
-from functools import partial
 
-import numpy as np
 import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
-from pydflash.kernels.record import Captures, Recorder, recorder
-from pydflash.kernels.upload import ints, staged
+from pydflash.kernels.upload import int_lists
 from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
 Tensor = torch.Tensor
@@ -24,9 +21,6 @@ _DTYPES = {
     "bf16": torch.bfloat16,
     "q8_0": torch.int8,
 }
-
-_MOVED = (8, 16, 32, 64)
-"""Positions whose move is captured."""
 
 
 def page_bytes(specs: Sequence[StateSpec], k_format: str, v_format: str) -> int:
@@ -50,10 +44,8 @@ class KvStore:
         ops: OpTable,
         *,
         scratch: bool = False,
-        record: Recorder | None = None,
     ) -> None:
-        """`scratch`: have one page more, which nobody owns and padding may write; copies are then captured,
-        by `record` or the device's own way."""
+        """`scratch`: have one page more, which nobody owns and padding may write."""
         paged = paged_specs(specs)
         for spec in paged:
             for form in (k_format, v_format):
@@ -71,37 +63,18 @@ class KvStore:
         if scratch:
             for tensor in self._tensors():
                 tensor[num_pages].zero_()
-        record = (record or recorder(ops.device)) if scratch else None
-        self._captures = None if record is None else Captures(record)
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
             f"{s.kv_heads}x{s.head_dim}" for s in paged
         )
 
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy stored positions between physical places in every layer; reads precede writes."""
-        if not src:
-            return
-        device, count = self.ops.device, len(src)
-        width = next((n for n in _MOVED if n >= count), None)
-        if self._captures is not None and self.scratch is not None and width is not None:
-            idle = [self.scratch * PAGE_SIZE] * (width - count)  # a place moved to itself
-            places = np.array([*src, *idle, *dst, *idle], np.int32)
-            blank = partial(self._still, width)
-            if self._captures.run(width, [staged(places, device)], device, self._move, blank):
-                return
-        self._move([ints((*src, *dst), device)])
+        if src:
+            self.move(*int_lists((src, dst), self.ops.device))
 
-    def _still(self, width: int) -> list[Tensor]:
-        """Places for `_move` that change nothing which anybody owns."""
-        assert self.scratch is not None
-        return [torch.full((2 * width,), self.scratch * PAGE_SIZE, dtype=torch.int32)]
-
-    def _move(self, places: list[Tensor]) -> list[Tensor]:
-        """Copy between places int32 [2n], sources first."""
-        src, dst = places[0].view(2, -1).unbind()
-        for layer in self.layers:
-            self.ops.copy_slots(layer, src, dst)
-        return places
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """The same, of places int32 [n] on the device."""
+        self.ops.copy_slots(self.layers, src, dst)
 
     def export(self, pages: Sequence[int]) -> list[Tensor]:
         """Copies of whole pages on the host, every tensor of every layer in order."""

@@ -13,7 +13,6 @@ import torch
 
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import OpTable, Paths, Recurrent
-from pydflash.kernels.upload import ints
 from pydflash.state.base import RecurrentSpec
 
 Tensor = torch.Tensor
@@ -86,17 +85,8 @@ class RecurrentStore:
             layer.conv[dst] = layer.conv[src]
             layer.state[dst] = layer.state[src]
 
-    def commit(self, advances: Sequence[Advance]) -> None:
-        """Advance slots along accepted tokens of the latest step: one op call a layer."""
-        cu = [0]
-        for a in advances:
-            cu.append(cu[-1] + len(a.nodes))
-        if not cu[-1]:
-            return
-        nodes = [n for a in advances for n in a.nodes]
-        flat = ints((*(a.slot for a in advances), *nodes, *cu), self.ops.device)
-        on_device = flat.split_with_sizes([len(advances), len(nodes), len(cu)])
-        paths = Paths(slots=on_device[0], nodes=on_device[1], cu=tuple(cu), starts=on_device[2])
+    def commit(self, paths: Paths) -> None:
+        """Advance slots along accepted tokens of the latest step."""
         if self.ops.delta_commit_all is not None:
             self.ops.delta_commit_all(self.layers, paths)
             return

@@ -12,7 +12,6 @@ import torch
 
 from pydflash.errors import CapacityError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
-from pydflash.kernels.record import Recorder
 from pydflash.state.base import PagedKVSpec
 from pydflash.state.kv import KvStore
 from pydflash.state.pages import PageId, PagePool
@@ -54,15 +53,14 @@ class RingStore:
         kv_format: str,
         ops: OpTable,
         scratch: bool = False,
-        record: Recorder | None = None,
     ) -> None:
-        """`scratch`, `record`: see KvStore."""
+        """`scratch`: see KvStore."""
         self.window = window
         self.tail = tail
         self.feature_size = feature_size
         self.pages_each = ring_pages(window, tail)
         pages = contexts * self.pages_each
-        self.kv = KvStore(specs, pages, kv_format, kv_format, ops, scratch=scratch, record=record)
+        self.kv = KvStore(specs, pages, kv_format, kv_format, ops, scratch=scratch)
         self._pool = PagePool(pages)
 
     @property

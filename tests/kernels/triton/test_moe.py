@@ -130,7 +130,9 @@ def test_programs_with_several_jobs_give_the_same_bits(
 ) -> None:
     layer = Layer(device, experts=2, E=1024, formats=("Q4_0", "Q8_0", "Q8_0"))
     up, down = (packed_of(w) for w in (layer.args.experts[0].gate_up, layer.args.experts[0].down))
-    assert len(up.segments) * up.units >= 16  # tiles and splits, and of them more than a program takes
+    assert (
+        len(up.segments) * up.units >= 16
+    )  # tiles and splits, and of them more than a program takes
     assert sum(s.tiles for s in down.segments) > 3
     x = torch.randn(2, layer.E, device=device)
     want = layer(x)

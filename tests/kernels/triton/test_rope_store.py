@@ -96,11 +96,28 @@ def test_copies_read_before_they_write(device: torch.device, k: str, v: str, hea
     src = torch.tensor([67, 68, 39, 69, 34], dtype=torch.int32)
     dst = torch.tensor([68, 67, 1, 34, 69], dtype=torch.int32)
     want = on(torch.device("cpu"), kv)
-    ref.copy_slots(want, src, dst)
+    ref.copy_slots([want], src, dst)
     assert not same_pages(kv, want)
     pages = on(device, kv)
-    copy_slots(pages, src.to(device), dst.to(device))
+    copy_slots([pages], src.to(device), dst.to(device))
     assert same_pages(pages, want)
+
+
+def test_layers_of_several_shapes_move_together(device: torch.device) -> None:
+    row, small, large = [Row(40, 1, (2, 1))], args_of(2, 2, 32), args_of(2, 1, 96)
+    shapes = [(small, "q8_0", "f16"), (large, "q8_0", "f16"), (small, "f16", "f16")]
+    layers = [filled(args, row, k, v) for args, k, v in 2 * shapes]
+    src, dst = (torch.tensor(n, dtype=torch.int32) for n in ([67, 39, 34], [68, 1, 69]))
+    want = [on(torch.device("cpu"), kv) for kv in layers]
+    pages = [on(device, kv) for kv in layers]
+    for some in (
+        slice(6),
+        slice(3),
+    ):  # the second time another list that begins with the same layer
+        ref.copy_slots(want[some], src, dst)
+        copy_slots(pages[some], src.to(device), dst.to(device))
+        src = dst.flip(0)
+        assert all(same_pages(a, b) for a, b in zip(pages, want, strict=True))
 
 
 @pytest.mark.parametrize("count", [0, 100, 600])
@@ -109,8 +126,8 @@ def test_copies_of_many_places(device: torch.device, count: int) -> None:
     kv = filled(args, [Row(640, 1, tuple(range(21)))], "f16", "q8_0")
     src, dst = (torch.randperm(640)[:count].int() for _ in range(2))
     want, pages = on(torch.device("cpu"), kv), on(device, kv)
-    ref.copy_slots(want, src, dst)
-    copy_slots(pages, src.to(device), dst.to(device))
+    ref.copy_slots([want], src, dst)
+    copy_slots([pages], src.to(device), dst.to(device))
     assert same_pages(pages, want)
 
 

@@ -91,7 +91,7 @@ def test_pages(device: torch.device) -> None:
         told.append(attention(qkv, kv, args, batch))
         src = torch.tensor([own[0] * PAGE_SIZE + 7, own[1] * PAGE_SIZE + 2], device=device).int()
         dst = torch.tensor([own[2] * PAGE_SIZE + 1, own[2] * PAGE_SIZE + 30], device=device).int()
-        copy_slots(kv, src, dst)
+        copy_slots([kv], src, dst)
         assert torch.equal(kv.k[own[2], 0, :, 1], kv.k[own[0], 0, :, 7])
         assert torch.equal(kv.v[own[2], 0, 30], kv.v[own[1], 0, 2])
     assert torch.isfinite(told[0]).all()

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -172,9 +173,14 @@ def _pointer(tensor: Tensor | None, name: str, dtype: torch.dtype | None = None)
     return tensor.data_ptr()
 
 
-def copy_slots(library: ctypes.CDLL, kv: PagedKV, src: Tensor, dst: Tensor) -> None:
+def copy_slots(library: ctypes.CDLL, kvs: Sequence[PagedKV], src: Tensor, dst: Tensor) -> None:
     """Move stored positions src -> dst, int32 [n] each; every source is read before any place is written."""
     src, dst = src.contiguous(), dst.contiguous()
+    for kv in kvs:
+        _copy_slots(library, kv, src, dst)
+
+
+def _copy_slots(library: ctypes.CDLL, kv: PagedKV, src: Tensor, dst: Tensor) -> None:
     for pages, keys_last in ((kv.k, True), (kv.k_scale, True), (kv.v, False), (kv.v_scale, False)):
         if pages is None:
             continue

@@ -47,7 +47,7 @@ def build_ops(device: torch.device, threads: int) -> OpTable:
         attention=attention,
         attention_layer=layers.attention_layer,
         dense_layer=layers.dense_layer,
-        copy_slots=lambda kv, src, dst: copy_slots(library, kv, src, dst),
+        copy_slots=lambda kvs, src, dst: copy_slots(library, kvs, src, dst),
         formats=frozenset(FORMATS),
         delta=delta.delta,
         delta_layer=layers.delta_layer,

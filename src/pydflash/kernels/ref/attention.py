@@ -5,6 +5,8 @@ finds its ancestors through `batch.ancestors`; its keys are gathered in order of
 query may not see at all (below the row's first position, above its last) is not read.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from pydflash.kernels.ops import PAGE_SIZE, AttnArgs, PagedKV, RowKind, StepBatch
@@ -94,8 +96,13 @@ def load(kv: PagedKV, slots: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def copy_slots(kv: PagedKV, src: Tensor, dst: Tensor) -> None:
+def copy_slots(kvs: Sequence[PagedKV], src: Tensor, dst: Tensor) -> None:
     """Copy stored positions src int [n] to dst int [n]; all reads happen before any write."""
+    for kv in kvs:
+        _copy_slots(kv, src, dst)
+
+
+def _copy_slots(kv: PagedKV, src: Tensor, dst: Tensor) -> None:
     sp, sl = src.long() // PAGE_SIZE, src.long() % PAGE_SIZE
     dp, dl = dst.long() // PAGE_SIZE, dst.long() % PAGE_SIZE
     kv.k[dp, :, :, dl] = kv.k[sp, :, :, sl]

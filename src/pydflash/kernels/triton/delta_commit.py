@@ -10,6 +10,8 @@ from pydflash.kernels.triton.delta_math import update
 from pydflash.kernels.triton.delta_tape import operand_table, tape_of
 
 BLOCK_V = 16
+AHEAD = 4
+"""Tokens whose operands a program holds at once."""
 BLOCK_C = 512
 
 
@@ -37,21 +39,44 @@ def _advance_state(
     DV: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """state_ptr [HV, DK, DV] of the slot; the tape's k [T, HK, DK], delta [T, HV, DV], decay [T, HV]."""
     o_k = tl.arange(0, BLOCK_K)
     o_v = i_slice * BLOCK_V + tl.arange(0, BLOCK_V)
-    is_k, is_v = o_k < DK, o_v < DV
-    is_both = is_k[:, None] & is_v[None, :]
+    is_both = (o_k < DK)[:, None] & (o_v < DV)[None, :]
     states = state_ptr + i_head * DK * DV + o_k[:, None] * DV + o_v[None, :]
     b_state = tl.load(states, mask=is_both, other=0.0)
-    for i in range(first, last):
+    # Several tokens' operands are asked for at once: one after the other each would be waited for.
+    rest = first + (last - first) // AHEAD * AHEAD
+    for i in range(first, rest, AHEAD):
+        tokens = ()
+        for j in tl.static_range(AHEAD):
+            token = tl.load(nodes_ptr + i + j).to(tl.int64)
+            tokens += (
+                _operands(k_ptr, delta_ptr, decay_ptr, token, i_head, o_k, o_v, HK, HV, DK, DV),
+            )
+        for j in tl.static_range(AHEAD):
+            b_k, b_delta, decay = tokens[j]
+            b_state = update(b_state, b_k[:, None], b_delta[None, :], decay)
+    for i in range(rest, last):
         token = tl.load(nodes_ptr + i).to(tl.int64)
-        b_k = tl.load(k_ptr + (token * HK + i_head % HK) * DK + o_k, mask=is_k, other=0.0)
-        b_delta = tl.load(delta_ptr + (token * HV + i_head) * DV + o_v, mask=is_v, other=0.0)
-        b_decay = tl.load(decay_ptr + token * HV + i_head)
-        b_state = update(b_state, b_k[:, None], b_delta[None, :], b_decay)
+        b_k, b_delta, decay = _operands(
+            k_ptr, delta_ptr, decay_ptr, token, i_head, o_k, o_v, HK, HV, DK, DV
+        )
+        b_state = update(b_state, b_k[:, None], b_delta[None, :], decay)
     tl.store(states, b_state, mask=is_both)
+
+
+@triton.jit
+def _operands(
+    k_ptr, delta_ptr, decay_ptr, token, i_head, o_k, o_v,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """A token's k [BLOCK_K], delta [BLOCK_V] and decay."""
+    b_k = tl.load(k_ptr + (token * HK + i_head % HK) * DK + o_k, mask=o_k < DK, other=0.0)
+    b_delta = tl.load(delta_ptr + (token * HV + i_head) * DV + o_v, mask=o_v < DV, other=0.0)
+    return b_k, b_delta, tl.load(decay_ptr + token * HV + i_head)
 
 
 @triton.jit
@@ -95,6 +120,7 @@ def delta_commit_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Grid (slices of all heads, then blocks of channels; paths; layers).
 
@@ -114,7 +140,7 @@ def delta_commit_kernel(
             _pointer(table_ptr, i_layer, 3),
             _pointer(table_ptr, i_layer, 4),
             nodes_ptr, first, last, i_part // SLICES, i_part % SLICES,
-            HK, HV, DK, DV, BLOCK_K, BLOCK_V,
+            HK, HV, DK, DV, BLOCK_K, BLOCK_V, AHEAD,
         )  # fmt: skip
     else:
         _advance_conv(
@@ -153,5 +179,6 @@ def delta_commit_all(recurrents: Sequence[Recurrent], paths: Paths) -> None:
         BLOCK_K=triton.next_power_of_2(DK),
         BLOCK_V=block_v,
         BLOCK_C=BLOCK_C,
+        AHEAD=AHEAD,
         num_warps=1,
     )

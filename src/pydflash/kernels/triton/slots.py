@@ -1,4 +1,7 @@
-"""Stored positions that move: compaction after a tree, copy on write."""
+"""Stored positions that move: compaction after a tree, copy on write. All layers of a shape in one launch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,32 +16,70 @@ MOST = 512
 """Positions that one program holds; more of them move through torch."""
 
 
-def copy_slots(kv: PagedKV, src: Tensor, dst: Tensor) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """Where layers' pages lie, by shape: the first layer of it, and int64 [layers, 4] on the device."""
+
+    key: tuple[int, ...]
+    shapes: list[tuple[PagedKV, Tensor]]
+
+
+def copy_slots(kvs: Sequence[PagedKV], src: Tensor, dst: Tensor) -> None:
     """Move stored positions src -> dst, int32 [n] each; every source is read before any place is written."""
     count = src.shape[0]
     if count > MOST:
-        ref.copy_slots(kv, src, dst)
+        ref.copy_slots(kvs, src, dst)
         return
-    if count == 0:
+    if count == 0 or not kvs:
         return
-    G, D = kv.k.shape[1], kv.k.shape[2]
-    copy_slots_kernel[(triton.cdiv(D, 32), G, 2)](
-        kv.k,
-        kv.k_scale,
-        kv.v,
-        kv.v_scale,
-        src.contiguous(),
-        dst.contiguous(),
-        count,
-        KV_HEADS=G,
-        D=D,
-        BLOCK_S=max(16, triton.next_power_of_2(count)),
-        PAGE=PAGE_SIZE,
-    )
+    src, dst = src.contiguous(), dst.contiguous()
+    for kv, table in _tables(kvs):
+        G, D = kv.k.shape[1], kv.k.shape[2]
+        copy_slots_kernel[(triton.cdiv(D, 32), G, 2 * len(table))](
+            table,
+            kv.k,
+            kv.k_scale,
+            kv.v,
+            kv.v_scale,
+            src,
+            dst,
+            count,
+            KV_HEADS=G,
+            D=D,
+            BLOCK_S=max(16, triton.next_power_of_2(count)),
+            PAGE=PAGE_SIZE,
+        )
+
+
+def _tables(kvs: Sequence[PagedKV]) -> list[tuple[PagedKV, Tensor]]:
+    """Kept with the first layer, and made again for other layers."""
+    key = tuple([kv.k.data_ptr() for kv in kvs])
+    known = kvs[0].buffers
+    if not isinstance(known, _Tables) or known.key != key:
+        by_shape: dict[tuple[object, ...], list[PagedKV]] = {}
+        for kv in kvs:
+            by_shape.setdefault((kv.k.shape[1:], kv.k_format, kv.v_format), []).append(kv)
+        shapes = [(layers[0], _addresses(layers)) for layers in by_shape.values()]
+        known = kvs[0].buffers = _Tables(key, shapes)
+    return known.shapes
+
+
+def _addresses(kvs: Sequence[PagedKV]) -> Tensor:
+    parts = [[kv.k, kv.k_scale, kv.v, kv.v_scale] for kv in kvs]
+    rows = [[0 if t is None else t.data_ptr() for t in row] for row in parts]
+    return torch.tensor(rows, dtype=torch.int64, device=kvs[0].k.device)
+
+
+@triton.jit
+def _of_layer(like_ptr, table_ptr, which: tl.constexpr):
+    """Pages of another layer than `like_ptr`'s: torch allocated them, at 16 bytes and more."""
+    where = tl.load(table_ptr + which)
+    return tl.multiple_of(where, 16).to(tl.pointer_type(like_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["count"])
 def copy_slots_kernel(
+    table_ptr,
     k_ptr,
     k_scale_ptr,
     v_ptr,
@@ -51,9 +92,10 @@ def copy_slots_kernel(
     BLOCK_S: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Grid (D / 32, KV_HEADS, K or V). A program holds its dimensions of all places at once; between its
-    reads and its writes stands a barrier, and no other program touches those dimensions."""
+    """Grid (D / 32, KV_HEADS, layers times K or V). A program holds its dimensions of all places at once;
+    between its reads and its writes stands a barrier, and no other program touches those dimensions."""
     i_b, i_g = tl.program_id(0), tl.program_id(1)
+    table_ptr += tl.program_id(2) // 2 * 4
     o_s = tl.arange(0, BLOCK_S)
     m_s = o_s < count
     src = tl.load(src_ptr + o_s, mask=m_s, other=0)
@@ -62,12 +104,12 @@ def copy_slots_kernel(
     dst_head = (dst // PAGE).to(tl.int64) * KV_HEADS + i_g
     o_d = i_b * 32 + tl.arange(0, 32)
     m_x = m_s[:, None] & (o_d[None, :] < D)
-    if tl.program_id(2) == 0:
+    if tl.program_id(2) % 2 == 0:
         o_src = (src_head * (D * PAGE) + src % PAGE)[:, None] + o_d[None, :] * PAGE
         o_dst = (dst_head * (D * PAGE) + dst % PAGE)[:, None] + o_d[None, :] * PAGE
         s_src = src_head * (D // 32 * PAGE) + i_b * PAGE + src % PAGE
         s_dst = dst_head * (D // 32 * PAGE) + i_b * PAGE + dst % PAGE
-        _move(k_ptr, k_scale_ptr, o_src, o_dst, m_x, s_src, s_dst, m_s)
+        _move(k_ptr, k_scale_ptr, table_ptr, 0, o_src, o_dst, m_x, s_src, s_dst, m_s)
     else:
         at_src = src_head * PAGE + src % PAGE
         at_dst = dst_head * PAGE + dst % PAGE
@@ -75,13 +117,17 @@ def copy_slots_kernel(
         o_dst = (at_dst * D)[:, None] + o_d[None, :]
         s_src = at_src * (D // 32) + i_b
         s_dst = at_dst * (D // 32) + i_b
-        _move(v_ptr, v_scale_ptr, o_src, o_dst, m_x, s_src, s_dst, m_s)
+        _move(v_ptr, v_scale_ptr, table_ptr, 2, o_src, o_dst, m_x, s_src, s_dst, m_s)
 
 
 @triton.jit
-def _move(x_ptr, scale_ptr, o_src, o_dst, m_x, s_src, s_dst, m_s):
+def _move(
+    like_ptr, like_scale_ptr, table_ptr, WHICH: tl.constexpr, o_src, o_dst, m_x, s_src, s_dst, m_s
+):
+    x_ptr = _of_layer(like_ptr, table_ptr, WHICH)
     b_x = tl.load(x_ptr + o_src, mask=m_x)
-    if scale_ptr is not None:
+    if like_scale_ptr is not None:
+        scale_ptr = _of_layer(like_scale_ptr, table_ptr, WHICH + 1)
         b_scale = tl.load(scale_ptr + s_src, mask=m_s)
         tl.debug_barrier()
         tl.store(scale_ptr + s_dst, b_scale, mask=m_s)
