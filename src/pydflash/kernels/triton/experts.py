@@ -22,7 +22,7 @@ from pydflash.kernels.triton.weights import Packed, packed_of
 Tensor = torch.Tensor
 
 BUSY = 512  # programs that one token should give, where K is long enough to be cut
-MANY, JOBS = 64, 4
+MANY, JOBS = 128, 2
 """From so many blocks on, a program takes so many of these: it begins with several reads that wait for each
 other, which is as long as a job. Changes no bit."""
 
