@@ -61,7 +61,7 @@ def make_engine(
     model = described.load(kernels, max_ctx)
     specs = model.state_specs()
     scratch = ON_GPU or record is not None
-    kv = KvStore(specs, pages, "f16", "f16", kernels, scratch=scratch)
+    kv = KvStore(specs, pages, "f16", "f16", kernels, scratch=scratch, record=record)
     hybrid = recurrent_specs(specs)
     recurrent = None
     if hybrid:

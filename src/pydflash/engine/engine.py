@@ -26,7 +26,7 @@ from pydflash.spec.grown import Grown, stand_in
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import Outcome, PlainProposer, Proposer, Spent
 from pydflash.spec.verify import Walk, verify
-from pydflash.state.sequence import Moves
+from pydflash.state.moves import Moves
 
 
 class Engine:

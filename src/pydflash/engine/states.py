@@ -12,10 +12,11 @@ from pydflash.kernels.ops import PAGE_SIZE, PagedKV, Recurrent
 from pydflash.state.base import PagedKVSpec, StateSpec
 from pydflash.state.cache import PrefixCache
 from pydflash.state.kv import KvStore
+from pydflash.state.moves import Moves
 from pydflash.state.pages import PagePool
 from pydflash.state.recurrent import RecurrentStore
 from pydflash.state.ring import RingContext, RingStore
-from pydflash.state.sequence import Moves, SequenceState, adopt_all
+from pydflash.state.sequence import SequenceState, adopt_all
 
 
 class States:

@@ -94,6 +94,11 @@ class Captures:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def on_host(self) -> bool:
+        """See Recorder."""
+        return self._record.on_host
+
     def run(
         self,
         key: Hashable,

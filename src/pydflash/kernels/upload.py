@@ -1,6 +1,7 @@
 """upload and fetch: numbers between the host and a device, without waiting where that can be."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,17 +32,23 @@ def ints(values: Iterable[int], device: torch.device) -> Tensor:
     return upload(np.fromiter(values, np.int32), device)
 
 
-def int_lists(lists: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
-    """Each as int32 [n] on the device, in one copy. All begin at 16 bytes, like memory of their own: kernels
-    are compiled for what is known of addresses."""
-    starts = [0]
-    for values in lists:
-        starts.append(starts[-1] + -(-len(values) // 4) * 4)
-    flat = np.zeros(starts.pop(), np.int32)
-    for start, values in zip(starts, lists, strict=True):
+def joined(lists: Sequence[Sequence[int]]) -> Array:
+    """All in one int32 array, to be told `apart` again. Each begins at 16 bytes, like memory of its own:
+    kernels are compiled for what is known of addresses."""
+    starts = _starts([len(values) for values in lists])
+    flat = np.zeros(starts[-1], np.int32)
+    for start, values in zip(starts, lists, strict=False):
         flat[start : start + len(values)] = values
-    whole = upload(flat, device)
-    return [whole[s : s + len(v)] for s, v in zip(starts, lists, strict=True)]
+    return flat
+
+
+def apart(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The lists that were `joined`, as views."""
+    return [flat[s : s + n] for s, n in zip(_starts(sizes), sizes, strict=False)]
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(-(-n // 4) * 4 for n in sizes)]
 
 
 class Staging:

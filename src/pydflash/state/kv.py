@@ -10,7 +10,8 @@ import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
-from pydflash.kernels.upload import int_lists
+from pydflash.kernels.record import Captures, Recorder, recorder
+from pydflash.kernels.upload import apart, joined, upload
 from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
 Tensor = torch.Tensor
@@ -44,8 +45,10 @@ class KvStore:
         ops: OpTable,
         *,
         scratch: bool = False,
+        record: Recorder | None = None,
     ) -> None:
-        """`scratch`: have one page more, which nobody owns and padding may write."""
+        """`scratch`: have one page more, which nobody owns and padding may write; commits are then captured,
+        by `record` or the device's own way."""
         paged = paged_specs(specs)
         for spec in paged:
             for form in (k_format, v_format):
@@ -63,6 +66,8 @@ class KvStore:
         if scratch:
             for tensor in self._tensors():
                 tensor[num_pages].zero_()
+        record = (record or recorder(ops.device)) if scratch else None
+        self.captures = None if record is None else Captures(record)
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
             f"{s.kv_heads}x{s.head_dim}" for s in paged
         )
@@ -70,7 +75,8 @@ class KvStore:
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy stored positions between physical places in every layer; reads precede writes."""
         if src:
-            self.move(*int_lists((src, dst), self.ops.device))
+            places = upload(joined((src, dst)), self.ops.device)
+            self.move(*apart(places, (len(src), len(dst))))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """The same, of places int32 [n] on the device."""

@@ -93,6 +93,13 @@ class RecurrentStore:
         for layer in self.layers:
             self.ops.delta_commit(layer, paths)
 
+    @property
+    def tape_key(self) -> int:
+        """Where the latest step's tapes are: the same again when they are."""
+        tape = self.layers[0].tape
+        assert tape is not None, "a commit without the step it belongs to"
+        return tape.k.data_ptr()
+
     def drop_tapes(self) -> None:
         """Let the latest step's operands go: everything it proposed is committed or refused."""
         self.step += 1

@@ -7,14 +7,13 @@ adopt. Pages can be cropped to any length; a recurrent state only goes back to a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 
 from pydflash.errors import ConfigError, PydflashError
-from pydflash.kernels.ops import PAGE_SIZE, Paths
-from pydflash.kernels.upload import int_lists
+from pydflash.kernels.ops import PAGE_SIZE
 from pydflash.state.kv import KvStore
+from pydflash.state.moves import Moves
 from pydflash.state.pages import PageId, PagePool
 from pydflash.state.recurrent import Advance, RecurrentStore, SlotId
 from pydflash.state.ring import RingContext, RingSnapshot
@@ -283,33 +282,6 @@ class SequenceState:
 
     def _written(self, count: int) -> list[PageId]:
         return [page for _, page in self._written_at(count)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
-    """What a commit leaves to the device, all rows and layers together."""
-
-    kv: KvStore
-    recurrent: RecurrentStore | None
-    places: list[tuple[int, int]]
-    advances: list[Advance]
-
-    def run(self) -> None:
-        """Queue it. Until then no step, copy or release may touch the states."""
-        nodes = [node for a in self.advances for node in a.nodes]
-        cu = [0, *accumulate(len(a.nodes) for a in self.advances)]
-        src, dst = [src for src, _ in self.places], [dst for _, dst in self.places]
-        if not nodes and not src:
-            return
-        slots = [a.slot for a in self.advances]
-        parts = int_lists((src, dst, slots, nodes, cu), self.kv.ops.device)
-        if src:
-            self.kv.move(*parts[:2])
-        if nodes:
-            assert self.recurrent is not None
-            self.recurrent.commit(
-                Paths(slots=parts[2], nodes=parts[3], cu=tuple(cu), starts=parts[4])
-            )
 
 
 def adopt_all(rows: Sequence[tuple[SequenceState, Sequence[int]]]) -> Moves:

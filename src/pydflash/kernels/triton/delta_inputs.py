@@ -41,33 +41,56 @@ def _sources(parents_ptr, i_token, start, W: tl.constexpr, HAS_PARENTS: tl.const
 
 
 @triton.jit
-def _raw(
-    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_c, mask,
-    C: tl.constexpr, W: tl.constexpr, SLOTS: tl.constexpr,
+def _asked(
+    mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel, stride_tap,
+    tokens, held, o_c, mask, C: tl.constexpr, W: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The convolution's inputs at channels o_c: W times f32 [channels], the token's own first.
-
-    Each is a vector of its own: as rows of one block they would move between threads for every sum and store.
+    """What the convolution reads at channels o_c, each a vector of its own: as rows of one block they would
+    move between threads. Nothing is computed here, so that no load waits for another: of W inputs SLOTS
+    partial sums each, the token's own first; what is held instead of W - 1 of them; taps, last first; counts.
     """
+    parts = ()
+    for j in tl.static_range(W):
+        at = tl.maximum(tokens[j], 0).to(tl.int64) * stride_mixed + o_c
+        for s in tl.static_range(SLOTS):
+            own = mask & (tokens[j] >= 0)
+            parts += (tl.load(mixed_ptr + at + s * apart.to(tl.int64), mask=own, other=0.0),)
+    before = ()
+    for j in tl.static_range(1, W):
+        is_held = mask & (tokens[j] < 0)
+        before += (tl.load(conv_ptr + held[j] * C + o_c, mask=is_held, other=0.0),)
+    taps = ()
+    for j in tl.static_range(W):
+        at = o_c * stride_channel + (W - 1 - j) * stride_tap
+        taps += (tl.load(taps_ptr + at, mask=mask, other=0.0),)
+    b_counts = o_c * 0 + 1
+    if SLOTS > 1:
+        b_counts = tl.load(counts_ptr + o_c, mask=mask, other=0)
+    return parts, before, taps, b_counts
+
+
+@triton.jit
+def _raw(asked, tokens, W: tl.constexpr, SLOTS: tl.constexpr):
+    """The convolution's inputs: W times f32 [channels], the token's own first."""
+    parts, before, _, b_counts = asked
     raw = ()
     for j in tl.static_range(W):
-        is_own = tokens[j] >= 0
-        at = tl.maximum(tokens[j], 0).to(tl.int64) * stride_mixed + o_c
-        b_x = sum_parts(mixed_ptr, counts_ptr, o_c, at, apart, SLOTS, mask).to(tl.float32)
+        b_x = parts[j * SLOTS].to(tl.float32)
+        for s in tl.static_range(1, SLOTS):
+            b_x += tl.where(s < b_counts, parts[j * SLOTS + s], 0.0)
         if j > 0:
-            b_held = tl.load(conv_ptr + held[j] * C + o_c, mask=mask & ~is_own, other=0.0)
-            b_x = tl.where(is_own, b_x, b_held)
+            b_x = tl.where(tokens[j] >= 0, b_x, before[j - 1])
         raw += (b_x,)
     return raw
 
 
 @triton.jit
-def _convolved(raw, taps_ptr, stride_channel, stride_tap, o_c, mask, W: tl.constexpr):
+def _convolved(raw, asked, W: tl.constexpr):
     """silu of the convolution: [channels]."""
+    taps = asked[2]
     b_y = tl.zeros_like(raw[0])
     for j in tl.static_range(W):
-        at = o_c * stride_channel + j * stride_tap
-        b_y = tl.fma(raw[W - 1 - j], tl.load(taps_ptr + at, mask=mask, other=0.0), b_y)
+        b_y = tl.fma(raw[W - 1 - j], taps[W - 1 - j], b_y)
     return silu(b_y)
 
 
@@ -225,16 +248,17 @@ def delta_inputs_kernel(
             is_k = o_k < DK
             o_q = i_head * DK + o_k
             o_key = HK * DK + o_q
-            raw_q = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_q, is_k,
-                C, W, SLOTS,
+            asked_q = _asked(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel,
+                stride_tap, tokens, held, o_q, is_k, C, W, SLOTS,
             )  # fmt: skip
-            raw_k = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_key, is_k,
-                C, W, SLOTS,
+            asked_k = _asked(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel,
+                stride_tap, tokens, held, o_key, is_k, C, W, SLOTS,
             )  # fmt: skip
-            b_q = _convolved(raw_q, taps_ptr, stride_channel, stride_tap, o_q, is_k, W)
-            b_k = _convolved(raw_k, taps_ptr, stride_channel, stride_tap, o_key, is_k, W)
+            tl.debug_barrier()
+            raw_q, raw_k = _raw(asked_q, tokens, W, SLOTS), _raw(asked_k, tokens, W, SLOTS)
+            b_q, b_k = _convolved(raw_q, asked_q, W), _convolved(raw_k, asked_k, W)
             tl.debug_barrier()  # every thread has read what others overwrite
             _keep(raw_q, conv_ptr, rows_ptr, is_single, wide, o_q, is_k, C, W)
             _keep(raw_k, conv_ptr, rows_ptr, is_single, wide, o_key, is_k, C, W)
@@ -255,11 +279,13 @@ def delta_inputs_kernel(
             alpha, beta = tl.split(b_gates.to(tl.float32))
             alpha += tl.load(dt_bias_ptr + head)
             a = tl.load(a_ptr + head)
-            raw = _raw(
-                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, tokens, held, o_value, is_v,
-                C, W, SLOTS,
+            asked = _asked(
+                mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel,
+                stride_tap, tokens, held, o_value, is_v, C, W, SLOTS,
             )  # fmt: skip
-            b_v = _convolved(raw, taps_ptr, stride_channel, stride_tap, o_value, is_v, W)
+            tl.debug_barrier()
+            raw = _raw(asked, tokens, W, SLOTS)
+            b_v = _convolved(raw, asked, W)
             tl.debug_barrier()
             _keep(raw, conv_ptr, rows_ptr, is_single, wide, o_value, is_v, C, W)
             tl.store(v_ptr + wide * HV * DV + head * DV + o_v, b_v, mask=is_v)

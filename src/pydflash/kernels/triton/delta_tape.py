@@ -19,20 +19,19 @@ Tensor = torch.Tensor
 class _Table:
     """int64 [layers, 6]: the addresses of each layer's `kept` tensors, none of which may be freed before."""
 
-    key: tuple[int, ...]
     kept: tuple[Tensor, ...]
     table: Tensor
 
 
 @dataclass(slots=True, eq=False)
 class TapeBuffer:
-    """`whole` has room for `rows` tokens; `parts` are the views that steps were given, by tokens;
-    `tables` serve commits of so many layers that begin with this one."""
+    """`whole` has room for `rows` tokens; `parts` are the views that steps were given, by tokens; `tables`
+    serve commits of layers that begin with this one, by addresses, and stay: graphs hold them."""
 
     whole: Tape
     rows: int
     parts: dict[int, Tape] = field(default_factory=dict)
-    tables: dict[int, _Table] = field(default_factory=dict)
+    tables: dict[tuple[int, ...], _Table] = field(default_factory=dict)
 
     def first(self, tokens: int) -> Tape:
         """The tape of a step of so many exact tokens: the same object each time."""
@@ -56,7 +55,8 @@ def reserve(recurrent: Recurrent, args: DeltaArgs, tokens: int) -> TapeBuffer:
         decay=like.new_empty(tokens, args.v_heads),
         rows=like.new_empty(tokens, args.channels),
     )
-    recurrent.buffers = buffer = TapeBuffer(whole, tokens)
+    tables = held.tables if isinstance(held, TapeBuffer) else {}
+    recurrent.buffers = buffer = TapeBuffer(whole, tokens, tables=tables)
     return buffer
 
 
@@ -68,18 +68,17 @@ def tape_of(recurrent: Recurrent) -> Tape:
 
 def operand_table(recurrents: Sequence[Recurrent]) -> Tensor:
     """int64 [layers, 6] on the device: where conv, state and the tape's k, delta, decay and rows of each
-    layer begin. Kept with the first layer, and made again when a tape has moved."""
-    key = tuple(p for r in recurrents for p in (r.state.data_ptr(), tape_of(r).k.data_ptr()))
+    layer begin. Kept with the first layer."""
+    key = tuple([p for r in recurrents for p in (r.state.data_ptr(), tape_of(r).k.data_ptr())])
     held = recurrents[0].buffers
-    known = held.tables.get(len(recurrents)) if isinstance(held, TapeBuffer) else None
-    if known is None or known.key != key:
+    known = held.tables.get(key) if isinstance(held, TapeBuffer) else None
+    if known is None:
         kept = [
             (r.conv, r.state, t.k, t.delta, t.decay, t.rows)
             for r in recurrents
             for t in (tape_of(r),)
         ]
         known = _Table(
-            key=key,
             kept=tuple(tensor for layer in kept for tensor in layer),
             table=torch.tensor(
                 [[tensor.data_ptr() for tensor in layer] for layer in kept],
@@ -88,5 +87,5 @@ def operand_table(recurrents: Sequence[Recurrent]) -> Tensor:
             ),
         )
         if isinstance(held, TapeBuffer):
-            held.tables[len(recurrents)] = known
+            held.tables[key] = known
     return known.table
