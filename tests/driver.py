@@ -10,6 +10,7 @@ from pydflash.engine.request import Phase, Request, Sequence
 from pydflash.engine.scheduler import Row
 from pydflash.engine.states import layer_states
 from pydflash.kernels.ops import RowKind, Span
+from pydflash.kernels.record import Again, recorder
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
 from pydflash.spec.proposal import Proposal
@@ -36,14 +37,17 @@ class Driver:
         kv: str = "f32",
         pages: int = 64,
         slots: int = 32,
+        captured: bool = False,
     ) -> None:
+        """`captured`: commits are, by the device's own graphs or what stands for them."""
         self.ops = table(ops, threads)
         self.checkpoint = open_checkpoint(path)
         described = describe(self.checkpoint)
         self.model = described.load(self.ops, described.config.max_positions)
         self.pool = PagePool(pages)
         specs = self.model.state_specs()
-        self.kv = KvStore(specs, pages, kv, kv, self.ops)
+        record = (recorder(self.ops.device) or Again()) if captured else None
+        self.kv = KvStore(specs, pages, kv, kv, self.ops, scratch=captured, record=record)
         recurrent = recurrent_specs(specs)
         self.recurrent = RecurrentStore(recurrent, slots, self.ops) if recurrent else None
         self.layers = layer_states(specs, self.kv, self.recurrent)

@@ -45,7 +45,7 @@ class Bench:
     """Sequences under test, each beside the tokens it should hold."""
 
     def __init__(self, path: Path, ops: str) -> None:
-        self.driver = Driver(path, ops=ops, pages=60, slots=40)
+        self.driver = Driver(path, ops=ops, pages=60, slots=40, captured=True)
         self.pairs: list[tuple[SequenceState, list[int]]] = []
 
     def new(self) -> None:
