@@ -256,7 +256,6 @@ def delta_inputs_kernel(
                 mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel,
                 stride_tap, tokens, held, o_key, is_k, C, W, SLOTS,
             )  # fmt: skip
-            tl.debug_barrier()
             raw_q, raw_k = _raw(asked_q, tokens, W, SLOTS), _raw(asked_k, tokens, W, SLOTS)
             b_q, b_k = _convolved(raw_q, asked_q, W), _convolved(raw_k, asked_k, W)
             tl.debug_barrier()  # every thread has read what others overwrite
@@ -283,7 +282,6 @@ def delta_inputs_kernel(
                 mixed_ptr, counts_ptr, stride_mixed, apart, conv_ptr, taps_ptr, stride_channel,
                 stride_tap, tokens, held, o_value, is_v, C, W, SLOTS,
             )  # fmt: skip
-            tl.debug_barrier()
             raw = _raw(asked, tokens, W, SLOTS)
             b_v = _convolved(raw, asked, W)
             tl.debug_barrier()
