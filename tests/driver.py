@@ -46,7 +46,7 @@ class Driver:
         self.model = described.load(self.ops, described.config.max_positions)
         self.pool = PagePool(pages)
         specs = self.model.state_specs()
-        record = (recorder(self.ops.device) or Again()) if captured else None
+        record = (recorder(self.ops) or Again()) if captured else None
         self.kv = KvStore(specs, pages, kv, kv, self.ops, scratch=captured, record=record)
         recurrent = recurrent_specs(specs)
         self.recurrent = RecurrentStore(recurrent, slots, self.ops) if recurrent else None

@@ -25,6 +25,7 @@ from pydflash.draft.files import open_drafter
 from pydflash.errors import ConfigError, EngineError
 from pydflash.spec.proposal import Proposal
 from pydflash.spec.proposer import PlainProposer
+from tests.fake_peer import FakePeer
 from tests.tiny.gguf import tiny_gguf
 
 CPU = torch.device("cpu")
@@ -266,33 +267,13 @@ def test_a_part_that_fails_does_not_stop_the_next(
     ElementTree.fromstring(picture(body))
 
 
-WORKER = """#!{python}
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    open({log!r}, "a").write(line)
-    told = {{"vocab_size": 320, "version": "peer 1", "has_gpu": False, "seconds": 0.5, "steps_s": 0.25}}
-    if asked["do"] == "step":
-        told["seconds"] = [0.5] * asked["repeats"]
-    print(json.dumps({{"ok": True, **told}}), flush=True)
-"""
-
-
-@pytest.fixture
-def fake_python(tmp_path: Path) -> Path:
-    """Stands for the Python of an environment with llama_cpp; what it is asked is in `asked` beside it."""
-    script = tmp_path / "python"
-    script.write_text(WORKER.format(python=sys.executable, log=str(tmp_path / "asked")))
-    script.chmod(0o755)
-    return script
-
-
 @pytest.mark.usefixtures("quick")
-def test_a_peer_is_measured_beside_us(tiny_llama: Path, tmp_path: Path, fake_python: Path) -> None:
+def test_a_peer_is_measured_beside_us(tiny_llama: Path, tmp_path: Path) -> None:
+    fake = FakePeer(tmp_path)
     out = tmp_path / "run.json"
     words = ["bench", "gpu", str(tiny_llama), "--only", "step,verify,decode", "--ops", "ref"]
     words += ["--threads", "1", "--max-ctx", "256", "--repeats", "2", "--json", str(out)]
-    words += ["--cache-type-k", "f32", "--vs", "llama.cpp", "--peer-python", str(fake_python)]
+    words += ["--cache-type-k", "f32", "--vs", "llama.cpp", "--peer-python", fake.python]
     assert main([*words, "--target-device", "cpu"]) == 0
     body = json.loads(out.read_text())
     told = body["peer"]
@@ -307,8 +288,8 @@ def test_a_peer_is_measured_beside_us(tiny_llama: Path, tmp_path: Path, fake_pyt
     }
     page = out.with_suffix(".md").read_text()
     assert "**llama.cpp** (peer 1) on the CPU, steps of 512 prompt tokens" in page
-    assert "| prefill of 64 tokens |  | 128.0 tok/s |  |" in page, "our prefill was not asked for"
-    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    assert "| prefill of 64 tokens |  | 256.0 tok/s |  |" in page, "our prefill was not asked for"
+    asked = fake.asked()
     (load,) = [a for a in asked if a["do"] == "load"]
     assert (load["ctx"], load["threads"], load["gpu"]) == (256, 1, None)
     assert load["cache_types"] == ["f32", "f16"]
@@ -316,9 +297,7 @@ def test_a_peer_is_measured_beside_us(tiny_llama: Path, tmp_path: Path, fake_pyt
     assert {a["repeats"] for a in asked if a["do"] == "step"} == {2, 3}
 
 
-def test_a_peer_alone_has_nobody_beside_it(
-    tiny_llama: Path, tmp_path: Path, fake_python: Path
-) -> None:
+def test_a_peer_alone_has_nobody_beside_it(tiny_llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     words = ["bench", "gpu", str(tiny_llama), "--json", str(out), "--target-device", "cpu"]
     assert main([*words, "--only", "peer"]) == 2
@@ -327,7 +306,7 @@ def test_a_peer_alone_has_nobody_beside_it(
     words += ["--only", "peer", "--vs", "llama.cpp"]
     assert main([*words, "--peer-python", str(tmp_path / "nowhere")]) == 2
     assert not out.exists(), "refused before anything is measured"
-    assert main([*words, "--max-ctx", "1024", "--peer-python", str(fake_python)]) == 0
+    assert main([*words, "--max-ctx", "1024", "--peer-python", FakePeer(tmp_path).python]) == 0
     told = json.loads(out.read_text())["peer"]
     assert (told["ctx"], told["ratio"]) == (1024, {})
     assert [line["name"] for line in told["figures"]] == [

@@ -23,38 +23,19 @@ from pydflash.bench.step import measure_steps
 from pydflash.cli.main import main
 from pydflash.config import EngineConfig, KvFormat, RuntimeConfig, StateConfig
 from pydflash.errors import CapacityError, ConfigError, EngineError
+from tests.fake_peer import FakePeer
 from tests.tiny.gguf import tiny_gguf
 
 CONFIG = EngineConfig(
     runtime=RuntimeConfig(ops="ref", threads=1),
     state=StateConfig(cache_type_k="f32", cache_type_v="f32", max_ctx=128),
 )
-WORKER = """#!{python}
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["do"] == "load":
-        told = {{"vocab_size": 320, "version": "peer 1"}}
-    elif asked["do"] == "step":
-        told = {{"seconds": [0.5] * asked["repeats"]}}
-    elif asked["do"] == "die":
-        sys.exit(3)
-    elif asked["do"] == "fail":
-        print(json.dumps({{"ok": False, "error": "no such thing"}}), flush=True)
-        continue
-    else:
-        told = {{"seconds": 0.25}}
-    print(json.dumps({{"ok": True, **told}}), flush=True)
-"""
 
 
 @pytest.fixture
 def fake_python(tmp_path: Path) -> str:
     """An executable that stands for the Python of an environment with llama_cpp."""
-    script = tmp_path / "python"
-    script.write_text(WORKER.format(python=sys.executable))
-    script.chmod(0o755)
-    return str(script)
+    return FakePeer(tmp_path).python
 
 
 @pytest.fixture(scope="module")
@@ -168,35 +149,37 @@ def test_peer_tells_what_went_wrong(
 def test_a_gpu_is_asked_for_and_refused_by_a_build_without(
     tmp_path: Path, tiny_llama: Path
 ) -> None:
-    log, script = tmp_path / "asked", tmp_path / "python"
-    begin = WORKER.format(python=sys.executable).replace(
-        "asked = json.loads(line)", f"open({str(log)!r}, 'a').write(line); asked = json.loads(line)"
-    )
-
-    def worker(has_gpu: bool) -> str:
-        script.write_text(begin.replace('{"seconds": 0.25}', str({"has_gpu": has_gpu})))
-        script.chmod(0o755)
-        return str(script)
-
+    without = FakePeer(tmp_path)
     with pytest.raises(ConfigError, match=r"python has no GPU.*--peer-python"):
-        PeerProcess(tiny_llama, threads=1, ctx=64, python=worker(False), gpu=1)
-    assert "load" not in log.read_text()
-    peer.require_peer(worker(False), None)
-    peer.require_peer(worker(True), 1)
+        PeerProcess(tiny_llama, threads=1, ctx=64, python=without.python, gpu=1)
+    assert [a["do"] for a in without.asked()] == ["has_gpu"]
+    peer.require_peer(without.python, None)
+    fake = FakePeer(tmp_path, has_gpu=True)
+    peer.require_peer(fake.python, 1)
     kinds: tuple[KvFormat, KvFormat] = ("q8_0", "f16")
     with PeerProcess(
-        tiny_llama, threads=1, ctx=64, python=str(script), gpu=1, cache_types=kinds
+        tiny_llama, threads=1, ctx=64, python=fake.python, gpu=1, cache_types=kinds
     ) as other:
         assert other.version == "peer 1"
-    asked = json.loads(log.read_text().splitlines()[-1])
+    asked = fake.asked()[-1]
     assert (asked["do"], asked["gpu"], asked["cache_types"]) == ("load", 1, ["q8_0", "f16"])
 
 
-def test_a_peer_that_cannot_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ("", "its worker died"),
+        ("Python 2.7", r"it says 'Python 2\.7'"),
+        ("[1]", r"it says '\[1\]'"),
+        ('{"has_gpu": true}', "it is no Python with llama_cpp"),
+        ('{"ok": false, "error": "no llama_cpp"}', "no llama_cpp"),
+    ],
+)
+def test_a_peer_that_cannot_run_is_refused(tmp_path: Path, told: str, error: str) -> None:
     script = tmp_path / "python"
-    script.write_text("#!/bin/sh\nexit 3\n")
+    script.write_text(f"#!/bin/sh\necho '{told}'\nexit 3\n" if told else "#!/bin/sh\nexit 3\n")
     script.chmod(0o755)
-    with pytest.raises(ConfigError, match="its worker died"):
+    with pytest.raises(ConfigError, match=error):
         peer.require_peer(str(script), None)
     with pytest.raises(ConfigError, match=r"cannot use .*: ModuleNotFoundError"):
         peer.require_peer(_without_llama_cpp(tmp_path), None)
@@ -256,17 +239,15 @@ def test_a_peer_has_all_its_layers_on_one_gpu_or_none(monkeypatch: pytest.Monkey
 def test_peer_that_does_not_leave_is_killed(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "python"
-    script.write_text(WORKER.format(python=sys.executable) + "import time\ntime.sleep(600)\n")
-    script.chmod(0o755)
+    python = FakePeer(tmp_path, more="import time\ntime.sleep(600)").python
     monkeypatch.setattr(peer, "_EXIT_S", 0.1)
-    other = PeerProcess(tiny_llama, threads=1, ctx=64, python=str(script))
+    other = PeerProcess(tiny_llama, threads=1, ctx=64, python=python)
     other.close()
     assert other._process.returncode == -signal.SIGKILL
 
 
 def test_serve_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FakePeer:
+    class NoPeer:
         vocab_size = 9
 
         def __init__(self, path: str, threads: int, ctx: int) -> None:
@@ -284,7 +265,7 @@ def test_serve_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
         def decode(self, count: int, depth: int) -> tuple[float, float]:
             raise RuntimeError("out of context")
 
-    monkeypatch.setattr(llama_cpp, "Peer", FakePeer)
+    monkeypatch.setattr(llama_cpp, "Peer", NoPeer)
     monkeypatch.setattr(llama_cpp, "_version", lambda: "fake")
     asked: list[Any] = [
         {"do": "step", "rows": 1, "depth": 1, "repeats": 1},

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from pydflash.kernels.upload import Fetch, Staging, end_pushes, fetch, ints, push, rows_of, upload
+from pydflash.kernels.upload import (
+    Fetch,
+    Staging,
+    apart,
+    end_pushes,
+    fetch,
+    ints,
+    joined,
+    push,
+    rows_of,
+    upload,
+)
 from tests.backends import DEVICE
 
 
@@ -70,3 +81,14 @@ def test_rows_of_are_copies() -> None:
         if len(rows):
             got.zero_()
     assert values.sum() == 66
+
+
+@pytest.mark.parametrize(
+    "lists", [[[]], [[1]], [[1, 2, 3, 4], [5]], [[], [7, 8], [], [9, 10, 11, 12, 13], []]]
+)
+def test_joined_lists_come_apart(lists: list[list[int]]) -> None:
+    flat = torch.from_numpy(joined(lists))
+    parts = apart(flat, [len(values) for values in lists])
+    assert [part.tolist() for part in parts] == lists
+    assert flat.dtype is torch.int32
+    assert all(part.storage_offset() % 4 == 0 for part in parts), "16 bytes"

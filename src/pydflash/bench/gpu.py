@@ -56,7 +56,7 @@ def parse_parts(text: str, *, vs: str | None = None) -> list[str]:
         raise ConfigError("--only peer needs to be told which: add --vs llama.cpp")
     unknown = next((word for word in asked if word not in (*PARTS, PEER)), None)
     if unknown is not None:
-        raise ConfigError(f"--only {unknown}: choose of {', '.join(PARTS)}")
+        raise ConfigError(f"--only {unknown}: choose of {', '.join((*PARTS, PEER))}")
     chosen = [part for part in PARTS if not asked or part in asked]
     return chosen if vs is None else [*chosen, PEER]
 

@@ -52,7 +52,9 @@ class Peer:
         options.n_batch = options.n_ubatch = self.ubatch
         options.n_threads = options.n_threads_batch = threads
         options.no_perf = True
-        if gpu is not None:
+        if gpu is None:  # nor anything of a step on a GPU that this build has
+            options.offload_kqv = options.op_offload = False
+        else:
             options.type_k, options.type_v = (
                 getattr(lib, f"GGML_TYPE_{name.upper()}") for name in cache_types
             )

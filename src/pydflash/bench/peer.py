@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _EXIT_S = 30.0  # for a worker to leave by itself
+_ANSWER_S = 120.0  # for one to find its libraries, on a cold disk
 
 
 class PeerProcess:
@@ -66,7 +68,7 @@ class PeerProcess:
             line = ""
         if not line:
             raise EngineError(f"the llama.cpp worker died while asked to {verb}")
-        answer: dict[str, Any] = json.loads(line)
+        answer = _answer(line)
         if not answer.pop("ok"):
             raise EngineError(f"the llama.cpp worker failed to {verb}: {answer['error']}")
         return answer
@@ -114,20 +116,59 @@ class PeerProcess:
         self.close()
 
 
+def beside(
+    vs: str | None,
+    python: str | None,
+    model: Path,
+    *,
+    threads: int,
+    ctx: int,
+    device: "torch.device | str",
+    cache_types: tuple[KvFormat, KvFormat],
+) -> AbstractContextManager["PeerProcess | None"]:
+    """llama.cpp where our own model runs; nothing without `vs`."""
+    if vs is None:
+        return nullcontext(None)
+    return PeerProcess(
+        model,
+        threads=threads,
+        ctx=ctx,
+        python=python,
+        gpu=gpu_of(device),
+        cache_types=cache_types,
+    )
+
+
 def require_peer(python: str | None, gpu: int | None) -> None:
     """ConfigError unless llama.cpp can be had there, on a GPU if a number is given. Loads no model."""
-    process = _worker(python)
-    told, _ = process.communicate('{"do": "has_gpu"}\n')
-    answer: dict[str, Any] = json.loads(told or '{"ok": false, "error": "its worker died"}')
-    where = python or sys.executable
+    process, where = _worker(python), python or sys.executable
+    try:
+        told, _ = process.communicate('{"do": "has_gpu"}\n', timeout=_ANSWER_S)
+        answer = _answer(told)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        answer = {"ok": False, "error": f"it said nothing in {_ANSWER_S:.0f} s"}
     if not answer["ok"]:
         raise ConfigError(f"--vs llama.cpp cannot use {where}: {answer['error']}")
-    if gpu is not None and not answer["has_gpu"]:
+    if gpu is not None and not answer.get("has_gpu"):
         raise ConfigError(
             f"the llama_cpp of {where} has no GPU, and on the CPU it is no peer of ours; build it with "
             "one (CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python), or give --peer-python the "
             "Python of an environment that has such a build"
         )
+
+
+def _answer(line: str) -> dict[str, Any]:
+    """The worker's answer; one that says what came instead, if that is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and "ok" in found:
+        return found
+    told = line.strip().splitlines()
+    words = f"it says {told[0][:80]!r}" if told else "its worker died"
+    return {"ok": False, "error": f"it is no Python with llama_cpp: {words}"}
 
 
 def gpu_of(device: "torch.device | str") -> int | None:

@@ -4,7 +4,6 @@ The verb `suite` has a file of its own, and so have those of a device (`bench_gp
 server (`served.py`).
 """
 
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -71,7 +70,7 @@ Model = Annotated[
 ]
 Vs = Annotated[
     Literal["llama.cpp"] | None,
-    Parameter(help="run this peer on the same file, in turn", show_default=False),
+    Parameter(help="run this peer on the same file, too", show_default=False),
 ]
 PeerPython = Annotated[
     str | None, Parameter(help="Python that has llama_cpp; this one by default", show_default=False)
@@ -202,17 +201,11 @@ def make_rig(path: Path, ctx: int, threads: int, cache_type: KvFormat, ops: OpsC
 
 
 def _peer(vs: str | None, python: str | None, path: Path, rig: "Rig", cache_type: KvFormat) -> Any:
-    from pydflash.bench.peer import PeerProcess, gpu_of
+    from pydflash.bench.peer import beside
 
-    if vs is None:
-        return nullcontext(None)
-    return PeerProcess(
-        path,
-        threads=rig.threads,
-        ctx=rig.ctx,
-        python=python,
-        gpu=gpu_of(rig.ops.device),
-        cache_types=(cache_type, cache_type),
+    device, types = rig.ops.device, (cache_type, cache_type)
+    return beside(
+        vs, python, path, threads=rig.threads, ctx=rig.ctx, device=device, cache_types=types
     )
 
 

@@ -1,7 +1,6 @@
 """`pydflash bench suite`: HumanEval, GSM8K and MT-bench, plainly and with drafts, prompt by prompt."""
 
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,18 +102,18 @@ def _measure(llm: "LLM", ctx: int, sets: list["PromptSet"], params: Any, process
 
 
 def _peer(vs: str | None, python: str | None, llm: "LLM", config: EngineConfig, ctx: int) -> Any:
-    from pydflash.bench.peer import PeerProcess, gpu_of
+    from pydflash.bench.peer import beside
 
-    if vs is None:
-        return nullcontext(None)
     loaded, state = llm.loaded, config.state
-    return PeerProcess(
+    types = (state.cache_type_k, state.cache_type_v)
+    return beside(
+        vs,
+        python,
         loaded.path,
         threads=loaded.threads,
         ctx=ctx,
-        python=python,
-        gpu=gpu_of(loaded.device),
-        cache_types=(state.cache_type_k, state.cache_type_v),
+        device=loaded.device,
+        cache_types=types,
     )
 
 

@@ -83,7 +83,7 @@ class DFlash:
         self._mask = tensors.dense_or_none("dflash.mask_embedding", c.hidden)
         self._head: Head = _head(tensors, c, self._norm, token_embd)
         self.nbytes = tensors.nbytes
-        self._record = record or recorder(ops.device)
+        self._record = record or recorder(ops)
         self._captures = None if self._record is None else Captures(self._record)
         self._widths = () if self._record is None else page_widths(self._max_pages)
 

@@ -95,7 +95,7 @@ class GraphPool:
         self._model = model
         self._states = states
         self._recurrent = [s for s in states.layers if isinstance(s, Recurrent)]
-        self._record = record or recorder(self.device)
+        self._record = record or recorder(states.kv.ops)
         self._scratch = states.scratch
         self._tokens = tuple(n for n in TOKENS if n <= most_tokens)
         self._pages = page_widths(-(-max_ctx // PAGE_SIZE))

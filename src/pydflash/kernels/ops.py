@@ -182,7 +182,7 @@ class DeltaArgs:
     v_heads: int
     k_dim: int
     v_dim: int
-    conv: Tensor  # f32 [C, W], tap W - 1 meets the token itself
+    conv: Tensor  # f32 [C, W], tap W - 1 meets the token itself; best tap by tap in memory
     a: Tensor  # f32 [Hv], -exp(A_log): log decay = a * softplus(alpha + dt_bias)
     dt_bias: Tensor  # f32 [Hv]
     norm: Tensor  # f32 [Dv]
@@ -207,7 +207,7 @@ class Paths:
 
     slots: Tensor  # int32 [n]
     nodes: Tensor  # int32 [cu[n]] token indices in the step, rows of the tape
-    cu: tuple[int, ...]  # [n + 1]
+    cu: tuple[int, ...]  # [n + 1]; not in a captured commit, which is repeated with other paths
     starts: Tensor  # int32 [n + 1] cu where the nodes are
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from pydflash.device import Scarce
+from pydflash.kernels.ops import OpTable
 
 Tensor = torch.Tensor
 Work = Callable[[], list[Tensor]]
@@ -150,6 +151,7 @@ def page_widths(pages: int) -> tuple[int, ...]:
     return (*[w for w in widths if w < pages], pages)
 
 
-def recorder(device: torch.device) -> Recorder | None:
-    """What captures on a device; None where work is best just done."""
-    return GraphRecorder(device) if device.type == "cuda" else None
+def recorder(ops: OpTable) -> Recorder | None:
+    """What captures these kernels' work; None where it is best just done, or reads what a graph cannot."""
+    captures = ops.device.type == "cuda" and ops.name == "triton"
+    return GraphRecorder(ops.device) if captures else None

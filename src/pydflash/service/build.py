@@ -26,6 +26,7 @@ from pydflash.engine.states import States, layer_states
 from pydflash.errors import CapacityError, CheckpointError, ConfigError
 from pydflash.kernels import select
 from pydflash.kernels.ops import PAGE_SIZE, OpTable
+from pydflash.kernels.record import recorder
 from pydflash.kernels.upload import end_pushes, trim
 from pydflash.models.load import Description, describe
 from pydflash.service.draft import Drafting, build_drafter, build_speculator, choose
@@ -190,6 +191,7 @@ def _build(
         config.state.cache_type_v,
         ops,
         scratch=on_gpu,
+        record=recorder(ops),
     )
     recurrent = None
     if plan.slots:

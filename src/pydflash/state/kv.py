@@ -10,7 +10,7 @@ import torch
 
 from pydflash.errors import ConfigError
 from pydflash.kernels.ops import PAGE_SIZE, OpTable, PagedKV
-from pydflash.kernels.record import Captures, Recorder, recorder
+from pydflash.kernels.record import Captures, Recorder
 from pydflash.kernels.upload import apart, joined, upload
 from pydflash.state.base import PagedKVSpec, StateSpec, paged_specs
 
@@ -47,8 +47,8 @@ class KvStore:
         scratch: bool = False,
         record: Recorder | None = None,
     ) -> None:
-        """`scratch`: have one page more, which nobody owns and padding may write; commits are then captured,
-        by `record` or the device's own way."""
+        """`scratch`: have one page more, which nobody owns and padding may write. With it, `record` captures
+        what commits do (`state.moves`)."""
         paged = paged_specs(specs)
         for spec in paged:
             for form in (k_format, v_format):
@@ -66,8 +66,7 @@ class KvStore:
         if scratch:
             for tensor in self._tensors():
                 tensor[num_pages].zero_()
-        record = (record or recorder(ops.device)) if scratch else None
-        self.captures = None if record is None else Captures(record)
+        self.commits = Captures(record) if record is not None and scratch else None
         self.layout = f"kv:{PAGE_SIZE}:{k_format}:{v_format}:" + ",".join(
             f"{s.kv_heads}x{s.head_dim}" for s in paged
         )

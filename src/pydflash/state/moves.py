@@ -58,9 +58,9 @@ class Moves:
     def _repeat(self, lists: list[list[int]]) -> bool:
         """As a graph captured it, padded: places that move to themselves, slots that do not advance."""
         src, dst, slots, nodes, cu = lists
-        captures, scratch, device = self.kv.captures, self.kv.scratch, self.kv.ops.device
+        commits, scratch, device = self.kv.commits, self.kv.scratch, self.kv.ops.device
         width = next((n for n in _WIDTHS if n >= max(len(src), len(nodes))), None)
-        if captures is None or scratch is None or width is None:
+        if commits is None or scratch is None or width is None:
             return False
         rows, more = 0, 0
         if nodes:
@@ -78,14 +78,14 @@ class Moves:
 
         def work(x: list[Tensor]) -> list[Tensor]:
             parts = apart(x[0], sizes)
-            on_host = tuple(parts[4].tolist()) if captures.on_host else ()
-            self._queue(parts, on_host)
+            self._queue(parts, tuple(parts[4].tolist()) if commits.on_host else ())
             return []
 
         def blank() -> list[Tensor]:
             return [torch.from_numpy(joined((still, still, idle[:rows], idle[:1] * more, idle)))]
 
-        tape = self.recurrent.tape_key if nodes and self.recurrent is not None else None
-        key = width, rows, None if captures.on_host else tape
+        tapes: tuple[int, ...] = ()
+        if nodes and self.recurrent is not None and not commits.on_host:
+            tapes = self.recurrent.tapes_at
         flat = staged(joined(padded), device)
-        return captures.run(key, [flat], device, work, blank) is not None
+        return commits.run((width, rows, tapes), [flat], device, work, blank) is not None

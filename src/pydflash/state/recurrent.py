@@ -94,11 +94,9 @@ class RecurrentStore:
             self.ops.delta_commit(layer, paths)
 
     @property
-    def tape_key(self) -> int:
-        """Where the latest step's tapes are: the same again when they are."""
-        tape = self.layers[0].tape
-        assert tape is not None, "a commit without the step it belongs to"
-        return tape.k.data_ptr()
+    def tapes_at(self) -> tuple[int, ...]:
+        """Where the latest step's tapes lie: a graph of a commit is for those alone."""
+        return tuple([layer.tape.k.data_ptr() for layer in self.layers if layer.tape is not None])
 
     def drop_tapes(self) -> None:
         """Let the latest step's operands go: everything it proposed is committed or refused."""

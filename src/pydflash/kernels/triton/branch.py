@@ -9,7 +9,8 @@ _beside: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class Branch:
-    """Work of a captured step that needs nothing of what comes between `work` and `join`.
+    """Work of a captured step that needs nothing of what comes between `work` and `join`, and nothing of
+    what follows it that `work` might change: no sums into the residual.
 
     Outside of a capture everything is done in order.
     """

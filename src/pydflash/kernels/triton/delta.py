@@ -34,8 +34,8 @@ def delta(
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """mixed [T, C + Hv * Dv + 2 Hv] -> out_dtype [T, Hv * Dv]. Advances slots or fills the tape. Of a step of
-    exact rows alone, it may be in partial sums. The convolution's taps, a, dt_bias and norm are contiguous
-    f32."""
+    exact rows alone, it may be in partial sums. a, dt_bias and norm are contiguous f32, the
+    convolution's taps f32 of any strides."""
     mixed = Sums.of(mixed)
     T, device = mixed.rows, mixed.parts.device
     walked = torch.empty((T, args.v_heads, args.v_dim), dtype=torch.float32, device=device)

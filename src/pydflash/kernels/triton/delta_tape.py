@@ -26,7 +26,8 @@ class _Table:
 @dataclass(slots=True, eq=False)
 class TapeBuffer:
     """`whole` has room for `rows` tokens; `parts` are the views that steps were given, by tokens; `tables`
-    serve commits of layers that begin with this one, by addresses, and stay: graphs hold them."""
+    serve commits of layers that begin with this one, by addresses. They stay, with the tapes of before, for
+    graphs read them."""
 
     whole: Tape
     rows: int
@@ -44,19 +45,23 @@ class TapeBuffer:
 
 
 def reserve(recurrent: Recurrent, args: DeltaArgs, tokens: int) -> TapeBuffer:
-    """The layer's buffer, with room for `tokens` exact tokens. What an older one held is not kept."""
+    """The layer's buffer, with room for `tokens` exact tokens. What an older one held is not in it."""
     held = recurrent.buffers
     if isinstance(held, TapeBuffer) and held.rows >= tokens:
         return held
+    rows, tables = tokens, {}
+    if isinstance(
+        held, TapeBuffer
+    ):  # doubled: so all that was outgrown is never more than what there is
+        rows, tables = max(tokens, 2 * held.rows), held.tables
     like = recurrent.state
     whole = Tape(
-        k=like.new_empty(tokens, args.k_heads, args.k_dim),
-        delta=like.new_empty(tokens, args.v_heads, args.v_dim),
-        decay=like.new_empty(tokens, args.v_heads),
-        rows=like.new_empty(tokens, args.channels),
+        k=like.new_empty(rows, args.k_heads, args.k_dim),
+        delta=like.new_empty(rows, args.v_heads, args.v_dim),
+        decay=like.new_empty(rows, args.v_heads),
+        rows=like.new_empty(rows, args.channels),
     )
-    tables = held.tables if isinstance(held, TapeBuffer) else {}
-    recurrent.buffers = buffer = TapeBuffer(whole, tokens, tables=tables)
+    recurrent.buffers = buffer = TapeBuffer(whole, rows, tables=tables)
     return buffer
 
 

@@ -1,7 +1,6 @@
 """Stored positions that move: compaction after a tree, copy on write. All layers of a shape in one launch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,12 +15,8 @@ MOST = 512
 """Positions that one program holds; more of them move through torch."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tables:
-    """Where layers' pages lie, by shape: the first layer of it, and int64 [layers, 4] on the device."""
-
-    key: tuple[int, ...]
-    shapes: list[tuple[PagedKV, Tensor]]
+_Shapes = list[tuple[PagedKV, Tensor]]
+"""Where layers' pages lie, by shape: the first layer of it, and int64 [layers, 4] on the device."""
 
 
 def copy_slots(kvs: Sequence[PagedKV], src: Tensor, dst: Tensor) -> None:
@@ -51,17 +46,18 @@ def copy_slots(kvs: Sequence[PagedKV], src: Tensor, dst: Tensor) -> None:
         )
 
 
-def _tables(kvs: Sequence[PagedKV]) -> list[tuple[PagedKV, Tensor]]:
-    """Kept with the first layer, and made again for other layers."""
-    key = tuple([kv.k.data_ptr() for kv in kvs])
-    known = kvs[0].buffers
-    if not isinstance(known, _Tables) or known.key != key:
+def _tables(kvs: Sequence[PagedKV]) -> _Shapes:
+    """Kept with the first layer, by addresses: graphs read them."""
+    key = tuple([p for kv in kvs for p in (kv.k.data_ptr(), kv.v.data_ptr())])
+    if not isinstance(kvs[0].buffers, dict):
+        kvs[0].buffers = {}
+    tables: dict[tuple[int, ...], _Shapes] = kvs[0].buffers
+    if key not in tables:
         by_shape: dict[tuple[object, ...], list[PagedKV]] = {}
         for kv in kvs:
             by_shape.setdefault((kv.k.shape[1:], kv.k_format, kv.v_format), []).append(kv)
-        shapes = [(layers[0], _addresses(layers)) for layers in by_shape.values()]
-        known = kvs[0].buffers = _Tables(key, shapes)
-    return known.shapes
+        tables[key] = [(layers[0], _addresses(layers)) for layers in by_shape.values()]
+    return tables[key]
 
 
 def _addresses(kvs: Sequence[PagedKV]) -> Tensor:
