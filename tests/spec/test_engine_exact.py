@@ -15,7 +15,7 @@ from pydflash.engine.request import Request, StepResult
 from pydflash.engine.states import States, layer_states
 from pydflash.errors import ContextLengthError, NonFiniteError, RequestError
 from pydflash.kernels.ops import OpTable
-from pydflash.kernels.record import Recorder
+from pydflash.kernels.record import Recorder, recorder
 from pydflash.models.base import Model
 from pydflash.models.load import describe
 from pydflash.sampling.params import SamplingParams
@@ -61,7 +61,8 @@ def make_engine(
     model = described.load(kernels, max_ctx)
     specs = model.state_specs()
     scratch = ON_GPU or record is not None
-    kv = KvStore(specs, pages, "f16", "f16", kernels, scratch=scratch, record=record)
+    commits = record or recorder(kernels)
+    kv = KvStore(specs, pages, "f16", "f16", kernels, scratch=scratch, record=commits)
     hybrid = recurrent_specs(specs)
     recurrent = None
     if hybrid:
