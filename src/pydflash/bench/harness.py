@@ -123,7 +123,7 @@ class Rig:
 
     def verify(self, tokens: Many[int]) -> torch.Tensor:
         """Exact rows of one chain after what is stored, left uncommitted. f32 [len(tokens), V]."""
-        return self._forward(Proposal.chain(tokens)).clone()
+        return self._forward(self._exact(Proposal.chain(tokens))).clone()
 
     def force(self, tokens: Many[int], block: int = 16) -> torch.Tensor:
         """Teacher-forced logits by exact rows, `block` at a time, after what is stored. f32 [T, V]."""
@@ -135,14 +135,15 @@ class Rig:
         return torch.cat(outputs)
 
     def step(self, rows: int, depth: int, repeats: int) -> list[float]:
-        """Seconds of `repeats` exact steps of `rows` after `depth` stored positions, building included."""
+        """Seconds of `repeats` exact steps of `rows` after `depth` stored positions, from a proposal on."""
         tokens = pattern(rows, depth, self.vocab_size)
         times = []
         for _ in range(repeats):
             self.clear(depth)
+            work = self._exact(Proposal.chain(tokens))
             wait(self.ops.device)
             began = time.perf_counter()
-            self._forward(Proposal.chain(tokens))
+            self._forward(work)
             wait(self.ops.device)
             times.append(time.perf_counter() - began)
         return times
@@ -157,9 +158,10 @@ class Rig:
         steps, commits = [], []
         for _ in range(repeats):
             self.clear(depth)
+            work = self._exact(tree)
             wait(self.ops.device)
             began = time.perf_counter()
-            self._forward(tree)
+            self._forward(work)
             wait(self.ops.device)
             stepped = time.perf_counter()
             self.engine.states.commit([self.state], [path])
@@ -173,7 +175,7 @@ class Rig:
         self.clear(depth)
         tokens = pattern(rows, depth, self.vocab_size)
         nodes = branching(tokens) if tree else Proposal.chain(tokens)
-        work = self._work(self._sequence(nodes.tokens), Phase.DECODE, rows, nodes)
+        work = self._exact(nodes)
         return self.engine.graphs.repeater([work])
 
     def committer(self, rows: int, depth: int) -> Callable[[], object]:
@@ -204,11 +206,14 @@ class Rig:
             pass
         return time.perf_counter() - began
 
-    def _forward(self, proposal: Proposal) -> torch.Tensor:
+    def _forward(self, work: RowWork) -> torch.Tensor:
         """Logits of an exact step as the engine runs it, captured where it is; the next overwrites them."""
-        count = len(proposal.tokens)
-        work = self._work(self._sequence(proposal.tokens), Phase.DECODE, count, proposal)
         return self.engine.graphs.forward([work]).logits
+
+    def _exact(self, proposal: Proposal) -> RowWork:
+        """A row of a request, which an engine has long before its step."""
+        count = len(proposal.tokens)
+        return self._work(self._sequence(proposal.tokens), Phase.DECODE, count, proposal)
 
     def _generate(self, depth: int, count: int) -> Iterator[int]:
         """Answer a prompt of `depth` pattern tokens with `count` tokens, one engine step after another."""
