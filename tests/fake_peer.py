@@ -16,6 +16,8 @@ for line in sys.stdin:
         told = {{"has_gpu": {has_gpu}}}
     elif asked["do"] == "step":
         told = {{"seconds": [0.5] * asked["repeats"]}}
+    elif asked["do"] == "answer":
+        told = {{"tokens": [1] * asked["count"], "prefill_s": 1.0, "decode_s": 100.0 * asked["count"]}}
     elif asked["do"] == "die":
         sys.exit(3)
     elif asked["do"] == "fail":
@@ -29,7 +31,8 @@ for line in sys.stdin:
 
 
 class FakePeer:
-    """An executable `python` in `folder`. Steps take half a second by its word, all else a quarter.
+    """An executable `python` in `folder`. By its word steps take half a second, tokens of answers a
+    hundred seconds, all else a quarter.
 
     `more`: what it does when it was asked enough.
     """

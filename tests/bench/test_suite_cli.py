@@ -1,7 +1,6 @@
 """`pydflash bench suite` and `pydflash trace`, over a tiny model."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,8 @@ import pytest
 from pydflash.bench.pairs import Answered
 from pydflash.bench.subject import Local
 from pydflash.cli.main import main
+from tests.fake_peer import FakePeer
 
-WORKER = """#!{python}
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["do"] == "load":
-        told = {{"vocab_size": 320, "version": "peer 1"}}
-    else:
-        assert asked["do"] == "answer", asked
-        told = {{"tokens": [1] * asked["count"], "prefill_s": 1.0, "decode_s": 100.0 * asked["count"]}}
-    print(json.dumps({{"ok": True, **told}}), flush=True)
-"""
 TINY = ["--threads", "1", "--ops", "ref", "--max-ctx", "128", "--ignore-eos"]
 
 
@@ -37,14 +26,13 @@ def mine(tmp_path: Path) -> Path:
 def test_suite_measures_plain_decoding_and_a_peer(
     tiny_llama: Path, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(WORKER.format(python=sys.executable))
-    python.chmod(0o755)
+    fake = FakePeer(tmp_path)
     out, table, chart = (tmp_path / name for name in ("s.json", "s.md", "s.svg"))
     words = ["bench", "suite", str(tiny_llama), "--tasks", f"{mine}", "--limit", "2", *TINY]
     words += ["--max-tokens", "4"]
     words += ["--json", str(out), "--markdown", str(table), "--svg", str(chart)]
-    assert main([*words, "--vs", "llama.cpp", "--peer-python", str(python)]) == 0
+    assert main([*words, "--vs", "llama.cpp", "--peer-python", fake.python]) == 0
+    assert {a["do"] for a in fake.asked()} == {"load", "answer"}
     told = json.loads(out.read_text())
     assert (told["kind"], told["peer"], told["max_tokens"]) == ("suite", "peer 1", 4)
     assert [p["id"] for p in told["prompts"]] == ["mine/1", "mine/2"]

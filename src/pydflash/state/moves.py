@@ -28,11 +28,10 @@ class Moves:
     def run(self) -> None:
         """Queue it. Until then no step, copy or release may touch the states."""
         lists = self._lists()
-        if not lists[0] and not lists[3]:
-            return
-        if not self._repeat(lists):
+        src, _, _, nodes, cu = lists
+        if (src or nodes) and not self._repeat(lists):
             flat = upload(joined(lists), self.kv.ops.device)
-            self._queue(apart(flat, [len(values) for values in lists]), tuple(lists[4]))
+            self._queue(apart(flat, [len(values) for values in lists]), tuple(cu))
 
     def _lists(self) -> list[list[int]]:
         """Places from and to which keys and values move; slots, their tokens, and where these begin."""
@@ -67,11 +66,10 @@ class Moves:
             rows, more = 1 << (len(slots) - 1).bit_length(), width
         sizes = (width, width, rows, more, rows + 1)
         still = [scratch * PAGE_SIZE] * width
-        idle = [0] * (rows + 1)
         padded = (
             src + still[len(src) :],
             dst + still[len(dst) :],
-            slots + idle[: rows - len(slots)],
+            slots + [0] * (rows - len(slots)),
             nodes + [0] * (more - len(nodes)),
             cu + cu[-1:] * (rows + 1 - len(cu)),
         )
@@ -82,7 +80,7 @@ class Moves:
             return []
 
         def blank() -> list[Tensor]:
-            return [torch.from_numpy(joined((still, still, idle[:rows], idle[:1] * more, idle)))]
+            return [torch.from_numpy(joined((still, still, *([0] * n for n in sizes[2:]))))]
 
         tapes: tuple[int, ...] = ()
         if nodes and self.recurrent is not None and not commits.on_host:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from pydflash.kernels.ops import Paths, Recurrent
+from pydflash.kernels.triton.addresses import tensor_at
 from pydflash.kernels.triton.delta_math import update
 from pydflash.kernels.triton.delta_tape import operand_table, tape_of
 
@@ -13,13 +14,6 @@ BLOCK_V = 16
 AHEAD = 4
 """Tokens whose operands a program holds at once."""
 BLOCK_C = 512
-
-
-@triton.jit
-def _pointer(table_ptr, i_layer, which: tl.constexpr):
-    """Of f32 operands that torch allocated: they begin at 16 bytes and more."""
-    where = tl.load(table_ptr + i_layer * 6 + which)
-    return tl.multiple_of(where, 16).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -133,19 +127,20 @@ def delta_commit_kernel(
     if first >= last:
         return
     slot = tl.load(slots_ptr + i_path).to(tl.int64)
+    table_ptr += i_layer * 6
     if i_part < HV * SLICES:
         _advance_state(
-            _pointer(table_ptr, i_layer, 1) + slot * HV * DK * DV,
-            _pointer(table_ptr, i_layer, 2),
-            _pointer(table_ptr, i_layer, 3),
-            _pointer(table_ptr, i_layer, 4),
+            tensor_at(table_ptr + 1, tl.float32) + slot * HV * DK * DV,
+            tensor_at(table_ptr + 2, tl.float32),
+            tensor_at(table_ptr + 3, tl.float32),
+            tensor_at(table_ptr + 4, tl.float32),
             nodes_ptr, first, last, i_part // SLICES, i_part % SLICES,
             HK, HV, DK, DV, BLOCK_K, BLOCK_V, AHEAD,
         )  # fmt: skip
     else:
         _advance_conv(
-            _pointer(table_ptr, i_layer, 0) + slot * (W - 1) * C,
-            _pointer(table_ptr, i_layer, 5),
+            tensor_at(table_ptr + 0, tl.float32) + slot * (W - 1) * C,
+            tensor_at(table_ptr + 5, tl.float32),
             nodes_ptr, first, last, i_part - HV * SLICES, C, W, BLOCK_C,
         )  # fmt: skip
 

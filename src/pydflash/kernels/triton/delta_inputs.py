@@ -47,13 +47,13 @@ def _asked(
 ):  # fmt: skip
     """What the convolution reads at channels o_c, each a vector of its own: as rows of one block they would
     move between threads. Nothing is computed here, so that no load waits for another: of W inputs SLOTS
-    partial sums each, the token's own first; what is held instead of W - 1 of them; taps, last first; counts.
+    partial sums each, the token's own first; what is held instead of W - 1 of them; taps; counts.
     """
     parts = ()
     for j in tl.static_range(W):
+        own = mask & (tokens[j] >= 0)
         at = tl.maximum(tokens[j], 0).to(tl.int64) * stride_mixed + o_c
         for s in tl.static_range(SLOTS):
-            own = mask & (tokens[j] >= 0)
             parts += (tl.load(mixed_ptr + at + s * apart.to(tl.int64), mask=own, other=0.0),)
     before = ()
     for j in tl.static_range(1, W):
@@ -61,7 +61,7 @@ def _asked(
         before += (tl.load(conv_ptr + held[j] * C + o_c, mask=is_held, other=0.0),)
     taps = ()
     for j in tl.static_range(W):
-        at = o_c * stride_channel + (W - 1 - j) * stride_tap
+        at = o_c * stride_channel + j * stride_tap
         taps += (tl.load(taps_ptr + at, mask=mask, other=0.0),)
     b_counts = o_c * 0 + 1
     if SLOTS > 1:
@@ -90,7 +90,7 @@ def _convolved(raw, asked, W: tl.constexpr):
     taps = asked[2]
     b_y = tl.zeros_like(raw[0])
     for j in tl.static_range(W):
-        b_y = tl.fma(raw[W - 1 - j], taps[W - 1 - j], b_y)
+        b_y = tl.fma(raw[W - 1 - j], taps[j], b_y)
     return silu(b_y)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pydflash.kernels.ops import DeltaArgs, Recurrent, Tape
+from pydflash.kernels.triton.addresses import addresses
 
 Tensor = torch.Tensor
 
@@ -50,9 +51,8 @@ def reserve(recurrent: Recurrent, args: DeltaArgs, tokens: int) -> TapeBuffer:
     if isinstance(held, TapeBuffer) and held.rows >= tokens:
         return held
     rows, tables = tokens, {}
-    if isinstance(
-        held, TapeBuffer
-    ):  # doubled: so all that was outgrown is never more than what there is
+    if isinstance(held, TapeBuffer):
+        # Doubled, so that all that was outgrown is never more than what there is.
         rows, tables = max(tokens, 2 * held.rows), held.tables
     like = recurrent.state
     whole = Tape(
@@ -85,11 +85,7 @@ def operand_table(recurrents: Sequence[Recurrent]) -> Tensor:
         ]
         known = _Table(
             kept=tuple(tensor for layer in kept for tensor in layer),
-            table=torch.tensor(
-                [[tensor.data_ptr() for tensor in layer] for layer in kept],
-                dtype=torch.int64,
-                device=recurrents[0].state.device,
-            ),
+            table=addresses(kept, recurrents[0].state.device),
         )
         if isinstance(held, TapeBuffer):
             held.tables[key] = known

@@ -8,12 +8,12 @@ import triton.language as tl
 
 from pydflash.kernels.ops import PAGE_SIZE, PagedKV
 from pydflash.kernels.ref import attention as ref
+from pydflash.kernels.triton.addresses import addresses, tensor_at
 
 Tensor = torch.Tensor
 
 MOST = 512
 """Positions that one program holds; more of them move through torch."""
-
 
 _Shapes = list[tuple[PagedKV, Tensor]]
 """Where layers' pages lie, by shape: the first layer of it, and int64 [layers, 4] on the device."""
@@ -56,21 +56,14 @@ def _tables(kvs: Sequence[PagedKV]) -> _Shapes:
         by_shape: dict[tuple[object, ...], list[PagedKV]] = {}
         for kv in kvs:
             by_shape.setdefault((kv.k.shape[1:], kv.k_format, kv.v_format), []).append(kv)
-        tables[key] = [(layers[0], _addresses(layers)) for layers in by_shape.values()]
+        tables[key] = [
+            (
+                layers[0],
+                addresses([(kv.k, kv.k_scale, kv.v, kv.v_scale) for kv in layers], kvs[0].k.device),
+            )
+            for layers in by_shape.values()
+        ]
     return tables[key]
-
-
-def _addresses(kvs: Sequence[PagedKV]) -> Tensor:
-    parts = [[kv.k, kv.k_scale, kv.v, kv.v_scale] for kv in kvs]
-    rows = [[0 if t is None else t.data_ptr() for t in row] for row in parts]
-    return torch.tensor(rows, dtype=torch.int64, device=kvs[0].k.device)
-
-
-@triton.jit
-def _of_layer(like_ptr, table_ptr, which: tl.constexpr):
-    """Pages of another layer than `like_ptr`'s: torch allocated them, at 16 bytes and more."""
-    where = tl.load(table_ptr + which)
-    return tl.multiple_of(where, 16).to(tl.pointer_type(like_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -120,10 +113,10 @@ def copy_slots_kernel(
 def _move(
     like_ptr, like_scale_ptr, table_ptr, WHICH: tl.constexpr, o_src, o_dst, m_x, s_src, s_dst, m_s
 ):
-    x_ptr = _of_layer(like_ptr, table_ptr, WHICH)
+    x_ptr = tensor_at(table_ptr + WHICH, like_ptr.dtype.element_ty)
     b_x = tl.load(x_ptr + o_src, mask=m_x)
     if like_scale_ptr is not None:
-        scale_ptr = _of_layer(like_scale_ptr, table_ptr, WHICH + 1)
+        scale_ptr = tensor_at(table_ptr + WHICH + 1, like_scale_ptr.dtype.element_ty)
         b_scale = tl.load(scale_ptr + s_src, mask=m_s)
         tl.debug_barrier()
         tl.store(scale_ptr + s_dst, b_scale, mask=m_s)
